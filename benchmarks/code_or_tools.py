@@ -37,9 +37,10 @@ from benchmarks.harness.served import served
 from benchmarks.tool_use.model import CountingModel, Usage
 from benchmarks.tool_use.schemas import tool_name, tool_of
 from benchmarks.tool_use.steps import STEPS, Step, arguments, program, step_of
+from nekro.app import use_cases
 
 if TYPE_CHECKING:
-    from nekro.app.composition import Services
+    from nekro.app.services import Services
     from nekro.plugins.entries import MethodEntry
 
 __all__ = ["main", "measure", "parse"]
@@ -121,7 +122,7 @@ async def _system(model: CountingModel) -> AsyncIterator[Services]:
         if await upgrade.wait():
             raise SystemExit(f"`nekro db upgrade` ended with exit code {upgrade.returncode}")
         from broker_config.settings import Settings
-        from nekro.app.composition import CALLER, Services
+        from nekro.app.services import CALLER, Services
 
         lanes = ("methods", "rounds")
         workers = [Child([nekro, "worker", "--lane", lane], log=directory / f"{lane}.log") for lane in lanes]
@@ -149,7 +150,7 @@ async def _by_program(services: Services, model: CountingModel, steps: Sequence[
 
     usage = model.prepare({"content": f"```python\n{program(steps)}\n```"})
     begin = time.perf_counter()
-    await services.receive_message(_CHAT, _ASK, user_id="bench", user_name="bench")
+    await use_cases.receive_message(services, _CHAT, _ASK, user_id="bench", user_name="bench")
     while True:
         async with services.database.read() as transaction:
             (newest,) = await transaction.rounds.newest(_CHAT, limit=1)
@@ -198,8 +199,8 @@ def _call_of(step: Step, results: Sequence[Any]) -> dict[str, Any]:
 async def _result(services: Services, method: str, given: dict[str, Any]) -> Any:
     from nekro.wire.values import decode_value
 
-    envelope = await services.invoke(
-        method, (), given, chat_key=_CHAT, user_id="bench", timeout_seconds=_LONGEST_SECONDS
+    envelope = await use_cases.invoke(
+        services, method, (), given, chat_key=_CHAT, user_id="bench", timeout_seconds=_LONGEST_SECONDS
     )
     if envelope.value is None:
         return envelope.text

@@ -29,6 +29,7 @@ from typing import Any, Final
 from benchmarks.harness.figures import percentile
 from benchmarks.harness.processes import interrupted_by_sigterm
 from benchmarks.harness.served import served
+from nekro.app import use_cases
 from nekro.wire.values import encode_arguments
 
 __all__ = ["main", "parse"]
@@ -248,8 +249,14 @@ def _cpu_seconds(directory: str) -> dict[str, float]:
 
 
 async def _download(services: Any, url: str, sha256: str) -> str:
-    envelope = await services.invoke(
-        "download_model", (url, "bench", sha256), {}, chat_key="bench", user_id=None, timeout_seconds=3600
+    envelope = await use_cases.invoke(
+        services,
+        "download_model",
+        (url, "bench", sha256),
+        {},
+        chat_key="bench",
+        user_id=None,
+        timeout_seconds=3600,
     )
     return str(envelope.text)
 

@@ -30,7 +30,7 @@ from benchmarks.harness.report import table
 from benchmarks.harness.served import call_served
 
 if TYPE_CHECKING:
-    from nekro.app.composition import Services
+    from nekro.app.services import Services
 
 __all__ = ["main", "parse"]
 
@@ -61,7 +61,7 @@ _KINDS: Final = {
 
 async def _opened() -> Services:
     from broker_config.settings import Settings
-    from nekro.app.composition import Services
+    from nekro.app.services import Services
     from nekro.cli.services.presence import require_workers
 
     services = Services.load(Settings.load(env_file=None), role="cli")

@@ -29,7 +29,7 @@ from benchmarks.harness.redis_server import redis_server
 from benchmarks.harness.served import call_served, served
 
 if TYPE_CHECKING:
-    from nekro.app.composition import Services
+    from nekro.app.services import Services
 
 __all__ = ["main", "parse"]
 
@@ -43,7 +43,7 @@ _CALL_SECONDS: Final = 110
 async def _fleet(directory: Path, redis_url: str, database_url: str) -> AsyncIterator[Services]:
     """Migrate the database and start a worker; yields the services of the calling side."""
     from broker_config.settings import Settings
-    from nekro.app.composition import Services
+    from nekro.app.services import Services
 
     directory.mkdir()
     environment = os.environ | {

@@ -138,7 +138,7 @@ async def _read(
     settings: Settings, port: int, *, readers: int, chats: int, events: int, rate: float
 ) -> dict[str, object]:
     from nekro.app.chats.events import record
-    from nekro.app.composition import CALLER, Services
+    from nekro.app.services import CALLER, Services
     from storage.repositories.events import NewEvent
 
     services = Services.load(settings, role=CALLER)

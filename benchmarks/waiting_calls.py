@@ -28,7 +28,7 @@ from benchmarks.harness.served import call_served, served
 from benchmarks.harness.yardstick import describe_beside, taskiq_seconds
 
 if TYPE_CHECKING:
-    from nekro.app.composition import Services
+    from nekro.app.services import Services
 
 __all__ = ["main", "parse"]
 
@@ -74,7 +74,7 @@ async def _measure(
 ) -> tuple[list[float], int | None]:
     """Return the seconds of each burst, and the worker's peak memory in bytes."""
     from broker_config.settings import Settings
-    from nekro.app.composition import Services
+    from nekro.app.services import Services
 
     services = Services.load(Settings.load(env_file=None), role="cli")
     await services.start()

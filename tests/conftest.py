@@ -39,7 +39,7 @@ from storage.transaction import Transaction
 if TYPE_CHECKING:
     from worker_fleet import Fleet
 
-    from nekro.app.composition import Services
+    from nekro.app.services import Services
 
 # A shell that runs the tests in the background makes them ignore SIGINT, which child processes inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)

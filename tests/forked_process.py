@@ -69,10 +69,11 @@ _CONTEXT.set_forkserver_preload(
         "sqlalchemy.dialects.sqlite",
         "storage.migrate",
         "workers.pools.asyncio_pool",
-        "nekro.app.composition",
+        "nekro.app.services",
         "workers.ops.monitor",
         "workers.process",
         "workers.rounds_service",
+        "workers.services",
         "workers.pools.thread_pool",
     ]
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from broker_config.secret_files import secret_path
-from nekro.app.composition import Services
+from nekro.app.services import Services
 
 __all__ = ["local_environment", "local_headers", "local_headers_of"]
 

@@ -134,39 +134,14 @@ PARTS = {
 }
 #: Modules that import packages above theirs, and what they import there.
 AGAINST_ORDER: dict[str, set[str]] = {
-    "nekro/app/composition.py": {
-        "nekro.extensions.mcp.follower",
-        "workers.plugins.initialisation",
-        "workers.sdk_runtime",
-    },
-    "nekro/app/parts.py": {
-        "nekro.extensions.mcp.answers",
+    "workers/services.py": {
         "nekro.extensions.mcp.follower",
         "nekro.extensions.plugin_pages.hosts",
-        "workers.calls.built_in_targets",
-        "workers.calls.claims",
-        "workers.calls.handler",
-        "workers.calls.progress",
-        "workers.calls.remote_hooks",
-        "workers.calls.targets",
-        "workers.calls.webhooks",
-        "workers.jobs.downloads",
-        "workers.jobs.runner",
-        "workers.jobs.running",
-        "workers.ops.sweeper",
-        "workers.ops.sweeps",
-        "workers.plugins.initialisation",
-        "workers.plugins.loop_watchdog",
-        "workers.plugins.pinned",
-        "workers.plugins.publication",
-        "workers.plugins.reload",
     },
 }
 #: Modules of the core that still import an extension.
 AGAINST_EXTENSIONS: dict[str, set[str]] = {
-    "nekro.app.composition": {"nekro.extensions.mcp.follower"},
-    "nekro.app.parts": {
-        "nekro.extensions.mcp.answers",
+    "workers.services": {
         "nekro.extensions.mcp.follower",
         "nekro.extensions.plugin_pages.hosts",
     },

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from forked_process import Descriptor, ForkedCommand, ForkedProcess, run_forked
@@ -26,16 +27,23 @@ from waiting import WAIT_SECONDS, wait_until
 from benchmarks.harness.limited import limited_command, limits_of
 from broker_config.settings import Settings
 from nekro.app.calls.dispatch import CallScope, invocation_of
-from nekro.app.composition import Services
+from nekro.app.services import Services
+from nekro.broker.calls import MethodCaller
 from nekro.cli.environment import environment_of
 from nekro.cli.services.system import migrate
 from nekro.plugins.configuration import package_policy
 from nekro.plugins.entries import MethodEntry
+from nekro.plugins.hooks import PluginHost
 from nekro.plugins.loader import LoadedPlugins, load_plugins
 from nekro.wire.invocation import Envelope, new_id
 from nekro_agent import runtime
 from nekro_agent.plugin import NekroPlugin
+from workers.calls.remote_hooks import HookForwarder
 from workers.sdk_runtime import runtime_of
+
+#: The plugins of callers that have imported some.
+_imported: WeakKeyDictionary[Services, LoadedPlugins] = WeakKeyDictionary()
+_hosts: WeakKeyDictionary[Services, PluginHost] = WeakKeyDictionary()
 
 
 def imported(services: Services) -> LoadedPlugins:
@@ -44,23 +52,32 @@ def imported(services: Services) -> LoadedPlugins:
     For tests that use a plugin's objects beside the workers: its store, its directory, its jobs. Closing the
     services unbinds the SDK.
     """
-    if services._loaded is None:
+    if services not in _imported:
         plugins = services.settings.plugins
-        services._loaded = load_plugins(
+        _imported[services] = loaded = load_plugins(
             plugins.dirs,
             disabled=plugins.disabled,
             shipped=plugins.load_shipped,
             data_dir=services.settings.data_dir,
             packages=package_policy(plugins),
         )
-        runtime.bind(runtime_of(services))
-        services._unbind = unbind  # type: ignore[method-assign]
-    return services._loaded
+        forwarder = HookForwarder(
+            background=services.background,
+            make_caller=lambda: MethodCaller(lambda: services.app, services.settings),
+            tasks=services.plugin_tasks,
+            may_run_here=lambda key: not services.lanes.is_pinned(key),
+        )
+        services.closers["remote hooks"] = forwarder.close
+        _hosts[services] = PluginHost(loaded.plugins, remote=forwarder)
+        runtime.bind(runtime_of(services, _hosts[services]))
+        services.closers["runtime"] = runtime.unbind
+    return _imported[services]
 
 
-async def unbind() -> None:
-    """End what `imported` began, as a step of closing the services."""
-    runtime.unbind()
+def host_of(services: Services) -> PluginHost:
+    """The hooks of the plugins of `imported`; those of pinned plugins run on workers."""
+    imported(services)
+    return _hosts[services]
 
 
 def plugin_of(services: Services, key: str) -> NekroPlugin:

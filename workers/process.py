@@ -25,7 +25,6 @@ from celery import bootsteps, signals
 from loguru import logger
 
 from broker_config.settings import Settings
-from nekro.app.composition import Services
 from nekro.app.processes import broker_id, configure_logs, data_dir_id
 from nekro.base.greenlet_bridge import at_loop_close, limit_loop_close
 from nekro.base.loop_thread import LoopThread
@@ -46,6 +45,7 @@ from nekro_agent.methods import Lane
 from workers.ops.monitor import Health, monitored
 from workers.ops.printed import printed_to_log
 from workers.pools.observation import observe_tasks
+from workers.services import WorkerServices
 from workers.tasks import register_tasks
 
 __all__ = [
@@ -155,7 +155,7 @@ def run_worker(
     configure_logs(settings, lane=lane, worker=node)
     if settings.metrics.port:
         start_metrics().worker.labels(lane, node).set(1)
-    services = Services.load(settings, role=lane, on_progress=on_progress, prepared=prepared)
+    services = WorkerServices.load(settings, role=lane, on_progress=on_progress, prepared=prepared)
     ids = {"data_dir_id": data_dir_id(services.settings), "broker_id": broker_id(services.settings)}
     health = Health(lane=lane, worker=node, database=services.database, ids=ids)
     home = _Home(services, health, needs_model=needs_model)
@@ -218,7 +218,7 @@ GARBAGE_THRESHOLD: Final = 10_000
 class _Home:
     """The event loop of the services: the asyncio pool's, or one of their own beside a thread pool."""
 
-    def __init__(self, services: Services, health: Health, *, needs_model: bool) -> None:
+    def __init__(self, services: WorkerServices, health: Health, *, needs_model: bool) -> None:
         self._services = services
         self._health = health
         self._needs_model = needs_model

@@ -14,7 +14,7 @@ from workers.rounds.drain import RoundDrain
 from workers.rounds.input import PictureLoader, RoundInputs
 
 if TYPE_CHECKING:
-    from nekro.app.composition import Services
+    from workers.services import WorkerServices
 
 __all__ = ["RoundsService"]
 
@@ -28,7 +28,12 @@ class RoundsService:
 
     @classmethod
     async def start(
-        cls, services: Services, *, slots: int, is_stopping: Callable[[], bool], needs_model: bool = True
+        cls,
+        services: WorkerServices,
+        *,
+        slots: int,
+        is_stopping: Callable[[], bool],
+        needs_model: bool = True,
     ) -> RoundsService:
         """Build and start the services.
 

@@ -11,8 +11,10 @@ from typing import Any
 from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.writer import append_message, request_round
 from nekro.app.model_meters import PluginModels
-from nekro.app.parts import Parts
+from nekro.app.services import Services
+from nekro.app.timers import TimerFirings
 from nekro.plugins.configuration import core_config, package_policy
+from nekro.plugins.hooks import PluginHost
 from nekro.wire.invocation import new_id
 from nekro_agent import runtime
 from nekro_agent.execution.current import cause_turn_id, current_account, current_call, effect_id
@@ -305,29 +307,30 @@ class SqlRecords:
             return await transaction.records.delete_preset(preset_id)
 
 
-def runtime_of(parts: Parts) -> runtime.Runtime:
-    """Return the SDK's runtime with this process's implementations of its ports."""
-    settings = parts.settings
+def runtime_of(services: Services, host: PluginHost) -> runtime.Runtime:
+    """Return the SDK's runtime with this process's implementations of its ports; ``host`` has the plugins."""
+    settings = services.settings
+    firings = TimerFirings(services.publisher, debounce_seconds=settings.agent.debounce_seconds)
     return runtime.Runtime(
         data_dir=settings.data_dir,
-        store=SqlKeyValueStore(parts.database, settings.store),
+        store=SqlKeyValueStore(services.database, settings.store),
         messages=SqlMessages(
-            parts.database, parts.publisher, debounce_seconds=settings.agent.debounce_seconds
+            services.database, services.publisher, debounce_seconds=settings.agent.debounce_seconds
         ),
-        areas=parts.areas,
-        timers=SqlTimers(parts.database),
-        cron_jobs=SqlCronJobs(parts.database, on_fire=parts.firings.fire),
-        jobs=SqlJobs(parts.database, parts.background, parts.publisher),
-        records=SqlRecords(parts.database, parts.publisher),
-        intake=parts.intake,
+        areas=services.areas,
+        timers=SqlTimers(services.database),
+        cron_jobs=SqlCronJobs(services.database, on_fire=firings.fire),
+        jobs=SqlJobs(services.database, services.background, services.publisher),
+        records=SqlRecords(services.database, services.publisher),
+        intake=services.intake,
         download_claims=SqlDownloads(
-            parts.leases,
-            parts.background,
+            services.leases,
+            services.background,
             data_dir=settings.data_dir,
-            owner=parts.node,
+            owner=services.node,
             lease_seconds=settings.agent.lease_seconds,
         ),
-        hooks=parts.host,
+        hooks=host,
         store_policy=StorePolicy(max_value_bytes=settings.store.max_value_bytes),
         downloads=DownloadPolicy(
             max_bytes=settings.downloads.max_bytes,
@@ -338,5 +341,5 @@ def runtime_of(parts: Parts) -> runtime.Runtime:
         packages=package_policy(settings.plugins),
         uploads=UploadPolicy(chat_bytes=settings.uploads.chat_bytes, chat_names=settings.uploads.chat_names),
         core=core_config(settings),
-        model_budget=PluginModels(parts.spending, settings),
+        model_budget=PluginModels(services.spending, settings),
     )

@@ -29,8 +29,8 @@ from workers.pools.asyncio_pool import FAST_BODY
 from workers.pools.base import StopReason, current_job, run_async
 
 if TYPE_CHECKING:
-    from nekro.app.composition import Services
     from workers.rounds.drain import RoundDrain
+    from workers.services import WorkerServices
 
 __all__ = ["register_tasks", "task_body"]
 
@@ -38,7 +38,7 @@ __all__ = ["register_tasks", "task_body"]
 Execute = Callable[[Any], Awaitable[Any]]
 
 
-def register_tasks(services: Services, *, drain: Callable[[], RoundDrain]) -> Callable[[], bool]:
+def register_tasks(services: WorkerServices, *, drain: Callable[[], RoundDrain]) -> Callable[[], bool]:
     """Register the tasks of this process's lane: calls on every lane, drains, runs and jobs on their own.
 
     Each method of the catalogue is a task ``author.module.function``, and each webhook one
@@ -139,7 +139,7 @@ def task_body(execute: Execute, *, before: Callable[[], None]) -> Callable[[Task
     return run
 
 
-async def _run_job(services: Services, job_id: str) -> dict[str, str]:
+async def _run_job(services: WorkerServices, job_id: str) -> dict[str, str]:
     try:
         result = await services.job_runner.run(job_id, interruption=lambda: _interruption(job_id))
     finally:
@@ -179,7 +179,7 @@ def _send_home(task: Task, misplaced: MisplacedCall) -> None:
 class _LoopCleanups:
     """Closes a loop's database connections with the loop; in lane ``long`` each thread has a loop."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: WorkerServices) -> None:
         self._services = services
         # Not keyed by id(): the id of a deleted loop may be reused.
         self._seen: WeakSet[asyncio.AbstractEventLoop] = WeakSet()

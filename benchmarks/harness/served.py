@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nekro.app.calls.dispatch import CallScope
-    from nekro.app.composition import Services
+    from nekro.app.services import Services
     from nekro.plugins.entries import MethodEntry
     from nekro.wire.invocation import Envelope
 

@@ -20,9 +20,10 @@ from benchmarks.harness.contender import (
 )
 from benchmarks.harness.limited import limit, limited_command
 from benchmarks.harness.served import call_served, served
+from nekro.app import use_cases
 
 if TYPE_CHECKING:
-    from nekro.app.composition import Services
+    from nekro.app.services import Services
     from nekro.plugins.entries import MethodEntry
 
 __all__ = ["BRIDGE", "SANDBOX", "BridgeClient", "SandboxClient"]
@@ -131,7 +132,7 @@ class _ServicesClient(AsyncClient):
 
     async def open(self) -> None:
         from broker_config.settings import Settings
-        from nekro.app.composition import Services
+        from nekro.app.services import Services
         from nekro_agent.core.logger import configure
         from workers.process import keep_what_is_loaded
 
@@ -207,7 +208,8 @@ class SandboxClient(_ServicesClient):
         if not self._is_served:
             await served(self._services, _METHOD)
             self._is_served = True
-        report = await self._services.run_code(
+        report = await use_cases.run_code(
+            self._services,
             _PROGRAM.substitute(text=repr(TEXT), call=call),
             chat_key=_CHAT,
             user_id=None,
@@ -224,7 +226,7 @@ class SandboxClient(_ServicesClient):
 BRIDGE = Contender(
     name="nekro-bridge",
     about="nekro worker --lane methods with the shipped plugins, called as the bridge calls (MethodCaller)",
-    modules=("nekro.app.composition", "nekro.cli.main"),
+    modules=("nekro.app.services", "nekro.cli.main"),
     worker_commands=_worker_commands,
     open_client=BridgeClient,
     ours=True,
@@ -235,7 +237,7 @@ BRIDGE = Contender(
 SANDBOX = Contender(
     name="nekro-sandbox",
     about="the same worker, called by code in the sandbox (100 in flight: as many threads in it)",
-    modules=("nekro.app.composition", "nekro.cli.main"),
+    modules=("nekro.app.services", "nekro.cli.main"),
     worker_commands=_worker_commands,
     open_client=SandboxClient,
     ours=True,

@@ -21,7 +21,7 @@ from benchmarks.harness.served import call_served, served
 
 if TYPE_CHECKING:
     from broker_config.settings import Settings
-    from nekro.app.composition import Services
+    from nekro.app.services import Services
 
 __all__ = ["CHATS", "Caller", "Fleet", "Usage", "opened_caller", "running_fleet"]
 
@@ -153,7 +153,7 @@ def running_fleet(server: RedisServer, directory: Path, *, workers: int, concurr
 @asynccontextmanager
 async def opened_caller(fleet: Fleet) -> AsyncIterator[Caller]:
     """Open a caller in this process; yields it when every worker has answered."""
-    from nekro.app.composition import Services
+    from nekro.app.services import Services
     from nekro_agent.core.logger import configure
 
     assert fleet.settings is not None

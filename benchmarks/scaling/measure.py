@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks.harness.figures import percentile
 from benchmarks.harness.redis_server import RedisServer
 from benchmarks.scaling.fleet import Caller, Fleet, Usage, opened_caller, running_fleet
+from nekro.app import use_cases
 
 __all__ = ["Costs", "Figures", "Plan", "Throughput", "Waiting", "measure"]
 
@@ -210,8 +211,8 @@ async def _run_cpu_seconds(caller: Caller, runs: int) -> float | None:
         return None
     before = _cpu_of_us_and_ours()
     for number in range(runs):
-        await services.run_code(
-            "print(1)", chat_key=f"chat-{number}", user_id=None, follow_up=False, file_name="run.py"
+        await use_cases.run_code(
+            services, "print(1)", chat_key=f"chat-{number}", user_id=None, follow_up=False, file_name="run.py"
         )
     return (_cpu_of_us_and_ours() - before) / runs
 

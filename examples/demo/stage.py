@@ -30,7 +30,7 @@ from nekro_agent.methods import Lane
 from .scenes import write_script
 
 if TYPE_CHECKING:
-    from nekro.app.composition import Services
+    from nekro.app.services import Services
 
 __all__ = [
     "ModelServer",
@@ -277,7 +277,7 @@ async def open_stage(settings: Settings) -> AsyncIterator[Stage]:
     Raises:
         ServiceError: a worker did not start; its log is quoted.
     """
-    from nekro.app.composition import Services
+    from nekro.app.services import Services
 
     assert settings.llm.script is not None  # noqa: S101 - demo_settings sets it
     write_script(settings.llm.script)

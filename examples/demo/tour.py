@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
+from nekro.app import use_cases
 from nekro.cli.services.process import START_SECONDS
 from nekro.cli.views.turns import newest_rounds, wait_for_jobs, wait_for_quiet
 from nekro.sandbox.packages.base import named_packages
@@ -71,5 +72,7 @@ async def _scene(
     stage: Stage, chat_key: str, text: str, say: Callable[[str], None], *, files: Sequence[Attachment] = ()
 ) -> None:
     say(f"Ada: {text}")
-    await stage.services.receive_message(chat_key, text, user_id=scenes.ADA, user_name="Ada", files=files)
+    await use_cases.receive_message(
+        stage.services, chat_key, text, user_id=scenes.ADA, user_name="Ada", files=files
+    )
     await wait_for_quiet(stage.services.database, chat_key, seconds=START_SECONDS)

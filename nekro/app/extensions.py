@@ -45,6 +45,8 @@ class Extension:
     adapters: tuple[str, ...] = ()
     #: Its ``nekro.gateway.extensions.GatewayPart``; None: it has no routes.
     gateway: str | None = None
+    #: Each a ``LineReader`` that reads people's messages before the agent does; it is made with the database.
+    readers: tuple[str, ...] = ()
     commands: tuple[ExtensionCommand, ...] = ()
     #: What `nekro doctor` checks of it: a coroutine function from settings to a list of its checks.
     checks: str | None = None

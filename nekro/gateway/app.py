@@ -13,8 +13,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 
 from broker_config.settings import GatewaySettings, Settings
-from nekro.app.composition import GATEWAY, Services
 from nekro.app.extensions import imported, loaded
+from nekro.app.services import GATEWAY, Services
 from nekro.gateway import problems
 from nekro.gateway.access.keys import ValidKeys
 from nekro.gateway.access.limits import OpenStreams, Rates

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Path, Request
 from pydantic import AfterValidator
 
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.gateway.access.keys import identify
 from nekro.gateway.access.limits import OpenStreams, Rates
 from nekro.gateway.identity import Identity

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request
 
 from broker_config.settings import GatewaySettings
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.gateway.problems import ErrorForm
 from nekro.gateway.streams.hub import EventHub
 

@@ -19,7 +19,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from nekro.app.chats.attachments import Attachment
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.gateway.access.admission import KeyFiles, require_room
 from nekro.gateway.problems import ProblemError
 from nekro.gateway.web.bodies import require_few_values

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from nekro.agent.multimodal import image_data
 from nekro.app.chats.attachments import Attachment, FileIds, attachments_of
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.gateway.access.admission import KeyFiles, require_budget
 from nekro.gateway.identity import Identity, Scope
 from nekro.gateway.problems import ProblemError

@@ -12,7 +12,7 @@ from typing import Any, Final
 from nekro.app.chats.attachments import Attachment, attachments_of
 from nekro.app.chats.files import ChatFiles
 from nekro.app.chats.writer import message_bytes
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.gateway.access.admission import KeyFiles
 from nekro.gateway.identity import Identity
 from nekro.gateway.messages import post_message, sender_of

@@ -137,7 +137,7 @@ def _record_missing(package: str) -> None:
     """Record the functions and values that a plugin's modules name and that need a setting which is unset."""
     if runtime.core_config().QDRANT_URL:
         return
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         file = getattr(module, "__file__", None)
         if (name == package or name.startswith(f"{package}.")) and file:
             with contextlib.suppress(OSError):

@@ -17,8 +17,9 @@ from fleet_probes import key as key
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet, Worker, call_in
 
+from nekro.app import use_cases
 from nekro.app.calls.dispatch import CallScope
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.wire.invocation import Envelope
 from nekro.wire.values import decode_value, encode_arguments
 from nekro_agent.errors import NekroError, OutcomeUnknownError
@@ -72,8 +73,8 @@ async def call(
     services: Services, method: str, *args: Any, chat_key: str = CHAT, seconds: float = 60
 ) -> object:
     """Call a method; returns its decoded value."""
-    envelope = await services.invoke(
-        method, args, {}, chat_key=chat_key, user_id="u", timeout_seconds=seconds
+    envelope = await use_cases.invoke(
+        services, method, args, {}, chat_key=chat_key, user_id="u", timeout_seconds=seconds
     )
     return decode_value(envelope.value_bytes(), max_bytes=1 << 20) if envelope.value else envelope.text
 

@@ -12,7 +12,8 @@ from chaos_world import opened, rows
 from waiting import eventually
 from worker_fleet import Fleet
 
-from nekro.app.composition import Services
+from nekro.app import use_cases
+from nekro.app.services import Services
 from storage.accounts.approvals import Approval
 from storage.states import ApprovalState
 
@@ -82,7 +83,7 @@ async def test_everything_is_killed_around_requests_decisions_and_runs(fleet: Fl
     (rounds,) = fleet.start("rounds", concurrency=4)
     async with opened(fleet) as services:
         for name in names:
-            await services.receive_message(name, f"please pay {name}", user_id="u", user_name="u")
+            await use_cases.receive_message(services, name, f"please pay {name}", user_id="u", user_name="u")
         # Between call and request: the worker that runs the programs dies.
         await eventually(lambda: pending(services), what="the first request")
         rounds.kill()

@@ -15,7 +15,7 @@ from waiting import eventually
 from worker_fleet import Fleet
 
 from broker_config.keys import Keys
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.broker.delivery.transport import DELIVERIES_HEADER
 from nekro.wire.invocation import Envelope
 from nekro_agent.errors import MethodFailedError, OutcomeUnknownError

@@ -28,7 +28,7 @@ from waiting import eventually
 from worker_fleet import Fleet, call_in
 
 from nekro.app.calls.dispatch import CallScope
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.wire.invocation import Envelope
 from nekro.wire.values import encode_arguments
 from nekro_agent.errors import StorageUnavailableError

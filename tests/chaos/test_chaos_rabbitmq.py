@@ -34,6 +34,7 @@ from worker_fleet import Fleet
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import DEAD_QUEUE
 from broker_config.topology import count_waiting, publish_event
+from nekro.app import use_cases
 from nekro.broker.event_watch import EventWatcher
 from nekro.broker.publishing import KombuPublisher, PublishUnknownError
 from nekro.wire.invocation import new_id
@@ -113,7 +114,7 @@ async def test_calls_of_every_type_come_back(fleet: Fleet) -> None:
 async def test_agent_result_wakes_a_round(fleet: Fleet) -> None:
     fleet.start("methods", "rounds")
     async with opened(fleet) as services:
-        await services.receive_message("chat", "please wake", user_id="u", user_name="U")
+        await use_cases.receive_message(services, "chat", "please wake", user_id="u", user_name="U")
 
         async def said() -> bool:
             return bool(await rows(services, "SELECT 1 FROM messages WHERE text = 'woken'"))

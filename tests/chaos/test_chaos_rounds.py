@@ -17,7 +17,8 @@ from fleet_probes import ROUND_FAULTS, ask
 from worker_crew import Crew
 
 from broker_config.settings import Settings
-from nekro.app.composition import Services
+from nekro.app import use_cases
+from nekro.app.services import Services
 from nekro.cli.services.system import migrate
 from storage.engine import Database
 
@@ -188,7 +189,9 @@ async def test_every_trigger_gets_one_round_in_order_under_random_kills(
     async with system(settings, tmp_path) as (services, workers):
         begin, kills = time.monotonic(), list[str]()
         for number in range(CHATS):
-            await services.receive_message(f"chat/{number}", "please count", user_id="u", user_name="U")
+            await use_cases.receive_message(
+                services, f"chat/{number}", "please count", user_id="u", user_name="U"
+            )
         work = []
         if faults in ("workers", "both"):
             killing = kill_on_and_on(workers, random.Random(seed), kills, services.database)

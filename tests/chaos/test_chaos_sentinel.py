@@ -14,7 +14,7 @@ from sentinel_group import SentinelGroup
 from worker_fleet import Fleet, call_in
 
 from nekro.app.calls.dispatch import CallScope
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.wire.invocation import new_id
 from nekro.wire.values import encode_arguments
 

@@ -17,6 +17,8 @@ from chaos_world import LEASE_SECONDS, Account, call, client_of, key, opened, ro
 from waiting import eventually
 from worker_fleet import Fleet, Worker
 
+from nekro.app import use_cases
+
 SECONDS = float(os.environ.get("NEKRO_TEST_SOAK_SECONDS", "60"))
 CLIENTS = 30
 LANES = ("methods", "methods", "methods", "rounds", "rounds")
@@ -68,8 +70,8 @@ class Soak:
         """Write messages into chats, whose rounds call methods from a sandbox."""
         while not self.is_over:
             chat_key = f"people{self.messages % 10}"
-            await services.receive_message(
-                chat_key, f"please do R{self.messages}", user_id="u", user_name="U"
+            await use_cases.receive_message(
+                services, chat_key, f"please do R{self.messages}", user_id="u", user_name="U"
             )
             self.messages += 1
             await asyncio.sleep(2)

@@ -12,7 +12,7 @@ from nekro_shell import Shell, open_shell
 
 from broker_config.embedded import resolve_settings
 from broker_config.settings import DatabaseSettings, Settings
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.cli.running import ExitCode
 from nekro_agent.ports import ChatInfo
 from storage.engine import Database

@@ -29,8 +29,8 @@ from test_mcp_servers import node_server
 
 from broker_config.settings import DatabaseSettings, Settings
 from nekro.app.budgets import day_of
-from nekro.app.composition import CALLER, Services
 from nekro.app.model_meters import PluginModels
+from nekro.app.services import CALLER, Services
 from nekro.app.spending import Spending
 from nekro.extensions.mcp.answers import content_of, question_id
 from nekro.extensions.mcp.declarations import Sampling

@@ -21,8 +21,9 @@ from typing import Any
 from fault_plan import LIMIT_SECONDS, CallKind, CallPlan, FaultKind, Options, call_plans, runs_in
 
 from broker_config.settings import Settings
+from nekro.app import use_cases
 from nekro.app.calls.dispatch import CallScope, invocation_of
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.wire.values import decode_value, encode_arguments
 from nekro_agent.errors import BrokerUnavailableError, StorageUnavailableError
 
@@ -96,11 +97,12 @@ class Caller:
     async def _perform(self, plan: CallPlan, deadline: datetime) -> object:
         """Return what the call returns; None: it was detached."""
         if plan.kind is CallKind.PERSON:
-            return await self._services.receive_message(
-                plan.chat_key, f"please do R{plan.call_id}", user_id="u", user_name="U"
+            return await use_cases.receive_message(
+                self._services, plan.chat_key, f"please do R{plan.call_id}", user_id="u", user_name="U"
             )
         if plan.kind is CallKind.APPROVED:
-            envelope = await self._services.invoke(
+            envelope = await use_cases.invoke(
+                self._services,
                 plan.kind.value,
                 (plan.call_id, plan.work_seconds),
                 {},

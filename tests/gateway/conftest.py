@@ -17,7 +17,7 @@ from gateway_server import served
 from worker_fleet import Fleet
 
 from broker_config.settings import DatabaseSettings, Settings
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.gateway.app import create_app
 
 PLUGINS = Path(__file__).parent / "plugins"

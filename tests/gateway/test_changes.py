@@ -19,7 +19,7 @@ from worker_fleet import Fleet
 
 from broker_config.keys import Keys
 from nekro.app.chats.events import record
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.gateway.access.keys import revoke_key
 from nekro.gateway.app import create_app
 from nekro.gateway.identity import Identity, Scope

@@ -15,7 +15,7 @@ from worker_fleet import Fleet
 
 from broker_config.secret_files import secret_path
 from nekro.app.chats.events import record
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.base.release import release
 from nekro.gateway.access import sessions
 from nekro.gateway.access.keys import create_key, new_key, revoke_key

@@ -15,8 +15,8 @@ from worker_fleet import Fleet
 import nekro.extensions
 from broker_config.settings import McpSettings, Settings
 from nekro.app.chats.writer import append_message
-from nekro.app.composition import Services
 from nekro.app.extensions import imported, loaded
+from nekro.app.services import Services
 from nekro.base.release import extension_names
 from nekro.cli.environment import environment_of
 from nekro.cli.running import ExitCode

@@ -18,8 +18,9 @@ from test_gateway_keys import key_of
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
+from nekro.app import use_cases
 from nekro.app.chats.events import record
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.extensions.mcp.server.subscriptions import Changes
 from nekro.gateway.app import create_app
 from nekro.gateway.identity import Scope
@@ -247,7 +248,9 @@ async def test_texts_that_utf_8_cannot_encode_do_not_end_a_stream(
     fleet: Fleet, services: Services, chat: str
 ) -> None:
     """Plugins send such texts, and a program can print them."""
-    message_id = await services.receive_message(chat, "a\ud800\u2028\r\nid: 7", user_id="u", user_name="U")
+    message_id = await use_cases.receive_message(
+        services, chat, "a\ud800\u2028\r\nid: 7", user_id="u", user_name="U"
+    )
     async with (
         served(create_app(fleet.settings)) as client,
         client.stream("GET", path(chat), params={"after": 0}) as response,
@@ -478,7 +481,7 @@ async def test_a_position_whose_event_has_expired_counts(fleet: Fleet, services:
 
 async def turn(services: Services, chat_key: str, text: str) -> str:
     """Post a message; returns the id of its turn."""
-    message_id = await services.receive_message(chat_key, text, user_id="u", user_name="U")
+    message_id = await use_cases.receive_message(services, chat_key, text, user_id="u", user_name="U")
     async with services.database.read() as tx:
         message = await tx.messages.find(str(message_id))
     assert message is not None and message.turn_id is not None

@@ -18,8 +18,9 @@ from redis_process import RedisServer
 from waiting import eventually
 from worker_fleet import Fleet, build_fleet
 
+from nekro.app import use_cases
 from nekro.app.chats.events import record
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro_agent.errors import NekroError
 from storage.repositories.events import NewEvent
 
@@ -189,8 +190,12 @@ async def _post(services: Services, chats: Sequence[str], *, times: int) -> None
         for chat in chats:
             text = f"scene:{chat}"
             await surely(
-                lambda chat=chat, text=text: services.receive_message(  # type: ignore[misc]
-                    chat, text, user_id="u", user_name="U"
+                lambda chat=chat, text=text: use_cases.receive_message(
+                    services,  # type: ignore[misc]
+                    chat,
+                    text,
+                    user_id="u",
+                    user_name="U",
                 )
             )
             await asyncio.sleep(0.3)

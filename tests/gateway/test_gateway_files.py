@@ -17,7 +17,7 @@ from gateway_server import served
 from worker_fleet import Fleet
 
 from nekro.app.chats.attachments import FileIds
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.gateway.app import create_app
 from nekro_agent.errors import NotFoundError
 

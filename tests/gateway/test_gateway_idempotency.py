@@ -25,8 +25,9 @@ from worker_fleet import Fleet
 
 from broker_config.keys import Keys
 from broker_config.settings import Settings
-from nekro.app.composition import Services
+from nekro.app import use_cases
 from nekro.app.leases import HeldLease
+from nekro.app.services import Services
 from nekro.broker.delivery.messages import CallMessage
 from nekro.broker.publishing import encode_message
 from nekro.gateway import idempotency
@@ -184,7 +185,7 @@ async def named_things(client: httpx.AsyncClient, services: Services) -> dict[st
     webhook = (await client.post("/api/v1/webhooks", json={"url": "http://127.0.0.1:9/"})).json()
     body = {"model": "nekro", "input": "a", "background": True}
     response = (await client.post("/v1/responses", json=body)).json()
-    approval = await services.ask_approval("strange", (), {}, chat_key="other", user_id=None)
+    approval = await use_cases.ask_approval(services, "strange", (), {}, chat_key="other", user_id=None)
     declared = {"declaration": {"url": "http://127.0.0.1:9/mcp"}}
     server = (await client.put("/api/v1/mcp/servers/nowhere", json=declared)).json()
     return {

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from test_gateway_costs import key_of
 
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.gateway.identity import Scope
 from nekro_client import AsyncClient
 from nekro_client.errors import ConflictError

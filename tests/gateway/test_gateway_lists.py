@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import text as sql
 
 from nekro.app.chats.events import message_event, record, turn_started
-from nekro.app.composition import Services
 from nekro.app.rounds.turn_ends import Fault, turn_ends
+from nekro.app.services import Services
 from nekro.gateway.access.keys import create_key, new_key
 from nekro.gateway.api import chats as routes
 from nekro.gateway.api.chats import words_of

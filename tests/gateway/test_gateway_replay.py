@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.gateway.access.keys import create_key, new_key
 from nekro.gateway.identity import Scope
 from nekro_agent.ports import MessageKind

@@ -12,7 +12,7 @@ from test_gateway_keys import ALL, key_of
 from test_mcp_server import connected
 from worker_fleet import Fleet
 
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.gateway.identity import Scope
 from nekro_agent.errors import StorageQuotaError
 from nekro_agent.execution.current import on_account

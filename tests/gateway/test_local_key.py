@@ -24,7 +24,7 @@ from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
 from broker_config.secret_files import secret_path, secret_text
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.cli.services.process import addresses
 from nekro.gateway.access.keys import LocalKey
 from nekro.gateway.access.signed_texts import LoginCodes, make_code

@@ -20,8 +20,8 @@ from waiting import eventually
 from worker_fleet import Fleet
 
 from broker_config.settings import Settings
-from nekro.app.composition import Services
 from nekro.app.fleet_metrics import FleetFigures
+from nekro.app.services import Services
 from nekro.extensions.webhooks import sender
 from nekro.gateway.app import create_app
 from nekro_agent.ports import IncomingMessage

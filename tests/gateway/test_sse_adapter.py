@@ -17,6 +17,7 @@ from sse_client import ACCESS_KEY, PATH, SseClient
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
+from nekro.app import use_cases
 from nekro.extensions.sse_adapter import stream
 from nekro.extensions.sse_adapter.stream import WireEvent, message_events
 from nekro.gateway.app import create_app
@@ -69,8 +70,8 @@ async def invoke(fleet: Fleet, channel: str, method: str, *calls: tuple[Any, ...
     await services.start()
     try:
         for arguments in calls:
-            await services.invoke(
-                method, arguments, {}, chat_key=f"sse-{channel}", user_id=None, timeout_seconds=60.0
+            await use_cases.invoke(
+                services, method, arguments, {}, chat_key=f"sse-{channel}", user_id=None, timeout_seconds=60.0
             )
     finally:
         await services.close()

@@ -18,7 +18,7 @@ from waiting import eventually
 from worker_fleet import Fleet
 
 from nekro.app.chats.events import record
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.gateway.app import create_app
 from nekro.gateway.web import requests, responses, server
 from storage.repositories.events import NewEvent

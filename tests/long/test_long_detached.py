@@ -13,8 +13,9 @@ import pytest
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import plugin_of
 
-from nekro.app.composition import Services
+from nekro.app import use_cases
 from nekro.app.rounds.runs import CodeReport
+from nekro.app.services import Services
 from nekro.sandbox.models import StopType
 from nekro.wire.values import decode_value
 from nekro_agent.ports import JobState
@@ -46,7 +47,9 @@ def fleet(make_fleet: Callable[..., Any], tmp_path_factory: pytest.TempPathFacto
 
 
 async def run(services: Services, code: str, chat: str) -> CodeReport:
-    return await services.run_code(code, chat_key=chat, user_id="u", follow_up=True, file_name="test.py")
+    return await use_cases.run_code(
+        services, code, chat_key=chat, user_id="u", follow_up=True, file_name="test.py"
+    )
 
 
 async def let_go(services: Services, name: str) -> None:
@@ -163,8 +166,8 @@ async def test_a_quick_tool_of_lane_long_returns_its_value(fleet: Any, services:
 
 
 async def test_work_in_lane_long_has_a_lower_priority_and_its_process_does_not(services: Services) -> None:
-    envelope = await services.invoke(
-        "priorities", (), {}, chat_key="nice", user_id=None, timeout_seconds=WAIT_SECONDS
+    envelope = await use_cases.invoke(
+        services, "priorities", (), {}, chat_key="nice", user_id=None, timeout_seconds=WAIT_SECONDS
     )
     nice = decode_value(envelope.value_bytes(), max_bytes=1000)
     own = os.getpriority(os.PRIO_PROCESS, os.getpid())
@@ -228,8 +231,8 @@ async def test_a_blocking_method_moves_to_lane_long_and_back_by_command(
     fleet: Any, services: Services
 ) -> None:
     async def call(name: str, *args: Any) -> Any:
-        envelope = await services.invoke(
-            name, args, {}, chat_key="block", user_id=None, timeout_seconds=WAIT_SECONDS
+        envelope = await use_cases.invoke(
+            services, name, args, {}, chat_key="block", user_id=None, timeout_seconds=WAIT_SECONDS
         )
         return envelope.worker.split("@")[0]
 

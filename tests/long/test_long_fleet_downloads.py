@@ -13,7 +13,8 @@ from range_server import RangeServer, Serve
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import plugin_of
 
-from nekro.app.composition import Services
+from nekro.app import use_cases
+from nekro.app.services import Services
 from nekro_agent.ports import JobState
 
 CONTENT = hashlib.shake_256(b"a model").digest(12 << 20)
@@ -59,7 +60,8 @@ async def test_fifty_callers_on_three_workers_cause_one_download(
     server.behaviour.pause_seconds = 0.005
 
     async def ask() -> str:
-        envelope = await services.invoke(
+        envelope = await use_cases.invoke(
+            services,
             "download_model",
             (server.url, "shared", server.sha256),
             {},
@@ -108,7 +110,8 @@ async def test_a_download_whose_worker_is_killed_twice_is_finished_by_the_third(
     fleet.start("long", concurrency=4)
     server = serve(CONTENT)
     server.behaviour.pause_seconds = 0.03  # twelve mebibytes take six seconds
-    report = await services.run_code(
+    report = await use_cases.run_code(
+        services,
         f"print(download_model({server.url!r}, 'killed', {server.sha256!r}))",
         chat_key="k",
         user_id=None,

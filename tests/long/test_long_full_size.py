@@ -14,6 +14,7 @@ from range_server import Content, Serve
 from waiting import WAIT_SECONDS
 from worker_fleet import plugin_of
 
+from nekro.app import use_cases
 from nekro_agent import runtime
 from nekro_agent.downloads.download import fetch
 from nekro_agent.policies import DownloadPolicy
@@ -64,8 +65,8 @@ async def test_a_call_of_nine_visibility_timeouts_runs_once(fleet: Any) -> None:
     services = fleet.services()
     await services.start()
     try:
-        await services.run_code(
-            "haul('slowly')", chat_key="vt", user_id=None, follow_up=True, file_name="vt.py"
+        await use_cases.run_code(
+            services, "haul('slowly')", chat_key="vt", user_id=None, follow_up=True, file_name="vt.py"
         )
         plugin = plugin_of(services, "tests.hauler")
         await asyncio.sleep(JOB_SECONDS)

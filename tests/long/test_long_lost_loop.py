@@ -14,7 +14,8 @@ import pytest
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import plugin_of
 
-from nekro.app.composition import Services
+from nekro.app import use_cases
+from nekro.app.services import Services
 from nekro.cli.environment import environment_of
 from nekro_agent.errors import CallTimeoutError, OutcomeUnknownError
 
@@ -70,7 +71,9 @@ async def test_a_process_with_a_blocked_loop_ends_and_its_other_calls_are_answer
     journal = plugin.get_plugin_data_dir() / "journal.txt"
 
     def invoke(name: str, *args: Any, seconds: float = WAIT_SECONDS) -> asyncio.Task[Any]:
-        call = services.invoke(name, args, {}, chat_key="lost", user_id=None, timeout_seconds=seconds)
+        call = use_cases.invoke(
+            services, name, args, {}, chat_key="lost", user_id=None, timeout_seconds=seconds
+        )
         return asyncio.create_task(call)
 
     await logged(up, "ready: ")

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from waiting import WAIT_SECONDS, eventually
-from worker_fleet import imported, plugin_of
+from worker_fleet import host_of, plugin_of
 
+from nekro.app import use_cases
 from nekro.app.calls.dispatch import CallScope, invocation_of
 from nekro.app.chats.writer import context_of
-from nekro.app.composition import Services
-from nekro.plugins.hooks import PluginHost
+from nekro.app.services import Services
 from nekro.wire.invocation import Envelope, new_id
 from nekro.wire.values import encode_arguments
 from nekro_agent.methods import Lane
@@ -44,8 +44,8 @@ def idle_fleet(make_fleet: Callable[..., Any]) -> Any:
 
 
 async def invoke(services: Services, name: str, chat_key: str, *args: Any) -> Envelope:
-    return await services.invoke(
-        name, args, {}, chat_key=chat_key, user_id=None, timeout_seconds=WAIT_SECONDS
+    return await use_cases.invoke(
+        services, name, args, {}, chat_key=chat_key, user_id=None, timeout_seconds=WAIT_SECONDS
     )
 
 
@@ -53,12 +53,6 @@ async def call(services: Services, name: str) -> list[int]:
     envelope = await invoke(services, name, "p")
     value: list[int] = json.loads(envelope.value_bytes())
     return value
-
-
-def host_of(services: Services) -> PluginHost:
-    """The hooks as a process that has imported the plugins runs them."""
-    imported(services)
-    return services.host
 
 
 async def value_of(services: Services, name: str) -> Any:
@@ -144,7 +138,7 @@ async def test_hooks_of_a_pinned_plugin_run_in_its_owner(fleet: Any, services: S
     fleet.start("methods", "methods", concurrency=20)
     chat = f"h-{new_id()}"
     owner = json.loads((await invoke(services, "hooked_owner", chat)).value_bytes())
-    send = partial(services.receive_message, chat, user_id="u1", user_name="Ada")
+    send = partial(use_cases.receive_message, services, chat, user_id="u1", user_name="Ada")
     assert await send("hello")
     assert await send("some spam") is None, "its memory says that this is blocked"
     assert await send("break"), "a hook that raises blocks nothing"
@@ -166,7 +160,7 @@ async def test_hooks_of_a_pinned_plugin_run_in_its_owner(fleet: Any, services: S
         messages = await transaction.messages.newest(chat, limit=100)
     assert {message.text for message in messages} == {"hello", "break", "news of x"}
 
-    await services.reset_chat(chat)
+    await use_cases.reset_chat(services, chat)
     assert f"['reset of {chat}']" in await host_of(services).inject(hooked, ctx)
 
 
@@ -178,7 +172,7 @@ async def test_a_hook_whose_owner_does_not_answer_is_skipped(
     await services.start()
     try:
         chat = f"h-{new_id()}"
-        assert await services.receive_message(chat, "some spam", user_id="u1", user_name="Ada")
+        assert await use_cases.receive_message(services, chat, "some spam", user_id="u1", user_name="Ada")
         ctx = context_of(await services.chat(chat), user_id=None)
         assert await host_of(services).inject(plugin_of(services, "tests.hooked"), ctx) == ""
     finally:

@@ -16,8 +16,9 @@ from waiting import WAIT_SECONDS
 from worker_fleet import Worker, call_in, imported
 
 from broker_config.settings import DatabaseSettings, Settings
+from nekro.app import use_cases
 from nekro.app.calls.dispatch import CallScope
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.plugins.invoke import Outcome
 from nekro.wire.values import decode_value, encode_arguments
 from nekro_agent import runtime
@@ -146,8 +147,7 @@ class QueueWorld:
             yield cls(system, services)
         finally:
             await services.close()
-            if services._loaded is not None:
-                unload_plugins(services._loaded)
+            unload_plugins(imported(services))
             runtime.unbind()
             runtime.prepare(data_dir=None)
 
@@ -205,10 +205,10 @@ class QueueWorld:
         )
 
     async def command(self, line: str, who: CommandExecutionContext) -> list[CommandResponse]:
-        return await self._services.run_command(line, who=who, timeout_seconds=WAIT_SECONDS)
+        return await use_cases.run_command(self._services, line, who=who, timeout_seconds=WAIT_SECONDS)
 
     async def reset(self, chat_key: str) -> None:
-        await self._services.reset_chat(chat_key)
+        await use_cases.reset_chat(self._services, chat_key)
 
     async def stop(self) -> None:
         self._system.stop_worker()

@@ -12,10 +12,10 @@ from round_bench import Bench
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings, Settings
-from nekro.app.composition import Services
 from nekro_agent.errors import SandboxUnavailableError
 from nekro_agent.methods import Lane
 from storage.tables import metadata
+from workers.services import WorkerServices
 
 PLUGINS = Path(__file__).parent / "plugins"
 
@@ -44,13 +44,13 @@ async def open_bench(
     make_settings: Callable[..., Settings], rounds_database: Callable[[str], DatabaseSettings]
 ) -> AsyncIterator[Callable[..., Awaitable[Bench]]]:
     """Open a bench on an empty database of a kind; settings by group."""
-    opened: list[Services] = []
+    opened: list[WorkerServices] = []
 
     async def open_(kind: str, **groups: Any) -> Bench:
         database = rounds_database(kind).model_dump() | groups.pop("database", {})
         values = {"plugins": {"dirs": (PLUGINS,)}, "agent": {"lease_seconds": 30}, **groups}
         settings = make_settings(database=database, **values)
-        services = Services.load(settings, role=Lane.ROUNDS.value)
+        services = WorkerServices.load(settings, role=Lane.ROUNDS.value)
         opened.append(services)
         async with services.database.begin() as tx:
             for table in reversed(metadata.sorted_tables):

@@ -13,8 +13,8 @@ from broker_config.embedded import resolve_signing_key
 from broker_config.settings import Settings
 from nekro.agent.llm import LLMAnswer, LLMRequest
 from nekro.agent.rounds import RoundRunner
+from nekro.app import use_cases
 from nekro.app.catalogue import BUILT_IN_TASKS
-from nekro.app.composition import Services
 from nekro.app.model_meters import RoundBudgets
 from nekro.sandbox.manager import SandboxManager
 from nekro.wire.invocation import Envelope, Invocation, Signer
@@ -25,6 +25,7 @@ from storage.repositories.rounds import Round
 from storage.states import FINAL_ROUND_STATES
 from workers.rounds.drain import RoundDrain
 from workers.rounds.input import PictureLoader, RoundInputs
+from workers.services import WorkerServices
 
 Answer = str | Callable[[LLMRequest], Awaitable[str]]
 
@@ -53,7 +54,7 @@ class Model:
 class DirectCaller:
     """``MethodCaller`` without a broker: calls go directly to a worker's handler."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: WorkerServices) -> None:
         self._services = services
         self._signer = Signer.from_text(resolve_signing_key(services.settings).get_secret_value())
         self._running: dict[str, asyncio.Task[dict[str, Any]]] = {}
@@ -106,7 +107,7 @@ class DirectCaller:
 class Bench:
     """One chat system: services of this process, with a drain per simulated worker."""
 
-    def __init__(self, services: Services, sandboxes: SandboxManager) -> None:
+    def __init__(self, services: WorkerServices, sandboxes: SandboxManager) -> None:
         self.services = services
         self.settings: Settings = services.settings
         self.database = services.database
@@ -160,7 +161,9 @@ class Bench:
 
     async def say(self, chat_key: str, text: str, *, user_id: str = "u1") -> str | None:
         """Add a user's message."""
-        return await self.services.receive_message(chat_key, text, user_id=user_id, user_name=user_id)
+        return await use_cases.receive_message(
+            self.services, chat_key, text, user_id=user_id, user_name=user_id
+        )
 
     async def play(self, chat_key: str, drain: RoundDrain, *, seconds: float = WAIT_SECONDS) -> list[Round]:
         """Drain until nothing waits or runs; returns the chat's rounds."""

@@ -15,6 +15,7 @@ from sqlalchemy import Table, update
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import ApprovalSettings
+from nekro.app import use_cases
 from nekro.app.approvals.requests import ApprovalRequests
 from nekro.app.approvals.shown import difference
 from nekro.app.rounds import events as round_events
@@ -482,7 +483,7 @@ async def test_a_stopped_or_reset_chat_withdraws_what_waits(till: Bench) -> None
     await till.play("chat", till.drain(Model(PAY)))
     await approve_and_run(till, await pending(till), scope=ApprovalScope.CHAT)
     await till.play("chat", till.drain(Model(SAY)))
-    await till.services.reset_chat("chat")
+    await use_cases.reset_chat(till.services, "chat")
     await till.say("chat", "once more")
     await till.play("chat", till.drain(Model('pay("bob")')))
     await pending(till)

@@ -14,6 +14,7 @@ from round_bench import Bench, Model, invocation, states
 from waiting import WAIT_SECONDS
 
 from nekro.agent.llm import LLMAnswer, LLMRequest, ModelSpent
+from nekro.app import use_cases
 from nekro.app.budgets import day_of, read_budgets
 from nekro.cli.views.round_text import describe_round, round_lines
 from nekro.cli.views.turn_text import turn_lines
@@ -397,7 +398,13 @@ async def test_code_outside_of_rounds_is_counted_and_refused_too(open_bench: Ope
     bench = await open_bench(kind, budgets={"user": "sandbox_seconds=0.2", "warn_at": 1})
     code = "import time\ntime.sleep(0.25)"
     run = partial(
-        bench.services.run_code, code, chat_key="chat", user_id="ada", follow_up=False, file_name="x.py"
+        use_cases.run_code,
+        bench.services,
+        code,
+        chat_key="chat",
+        user_id="ada",
+        follow_up=False,
+        file_name="x.py",
     )
     await run()
     used = await total(bench)

@@ -10,6 +10,7 @@ import pytest
 from round_bench import Bench, Model
 
 from nekro.agent.llm import LLMRequest
+from nekro.app import use_cases
 from nekro.app.rounds.sleeping_plugins import awake_plugins, sleep, wake
 from storage.states import TriggerKind
 
@@ -169,8 +170,10 @@ async def test_a_plugins_method_of_a_built_in_name_has_its_full_name(
 
 async def test_code_outside_of_rounds_gets_texts_as_values(kind: str, open_bench: OpenBench) -> None:
     bench = await open_bench(kind, plugins=PLUGINS)
-    report = await bench.services.run_code(
-        'print(search_tools("elephant")[0]["name"])\nprint(help_of("paint"))\nprint(activate_plugin("sleepy"))',
+    report = await use_cases.run_code(
+        bench.services,
+        'print(search_tools("elephant")[0]["name"])\nprint(help_of("paint"))\n'
+        'print(activate_plugin("sleepy"))',
         chat_key=CHAT, user_id=None, follow_up=True, file_name="x",
     )  # fmt: skip
     assert report.error is None and report.follow_ups == []

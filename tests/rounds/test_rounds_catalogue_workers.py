@@ -12,6 +12,7 @@ from scene_model import SceneModel
 from waiting import eventually
 from worker_fleet import Fleet, build_fleet
 
+from nekro.app import use_cases
 from storage.repositories.rounds import Round
 from storage.states import FINAL_ROUND_STATES
 
@@ -53,7 +54,9 @@ async def test_a_model_searches_reads_help_and_calls_a_tool_out_of_300(
     services = fleet.services()
     await services.start()
     try:
-        await services.receive_message(CHAT, f"scene:{CHAT} how heavy is it?", user_id="ada", user_name="Ada")
+        await use_cases.receive_message(
+            services, CHAT, f"scene:{CHAT} how heavy is it?", user_id="ada", user_name="Ada"
+        )
 
         async def ended() -> list[Round]:
             async with services.database.read() as tx:

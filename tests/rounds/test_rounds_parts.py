@@ -16,6 +16,7 @@ from round_bench import Bench, Model
 from nekro.agent.llm import LLMAnswer, LLMRequest
 from nekro.agent.model import ImagePart, TextPart
 from nekro.agent.multimodal import image_data
+from nekro.app import use_cases
 from nekro.app.chats.attachments import Attachment, attachments_of
 from nekro_agent.errors import InvalidValueError, UploadQuotaError
 
@@ -62,7 +63,9 @@ async def store(bench: Bench, name: str, content: bytes) -> Attachment:
 
 
 async def post(bench: Bench, text: str, *files: Attachment) -> str | None:
-    return await bench.services.receive_message(CHAT, text, user_id="ada", user_name="Ada", files=files)
+    return await use_cases.receive_message(
+        bench.services, CHAT, text, user_id="ada", user_name="Ada", files=files
+    )
 
 
 @pytest.mark.extended

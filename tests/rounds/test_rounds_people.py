@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from round_bench import Bench, Model, states
 
+from nekro.app import use_cases
 from nekro_agent.models.db_chat_channel import DBChatChannel
 from nekro_agent.models.db_chat_message import DBChatMessage
 from nekro_agent.models.db_user import DBUser
@@ -175,8 +176,9 @@ async def test_a_plugin_of_an_adapter_is_in_prompts_of_its_chats_and_of_chats_wi
 
 async def test_an_intake_states_the_channel_of_a_chat(kind: str, open_bench: OpenBench) -> None:
     bench = await open_bench(kind, plugins=PLUGINS)
-    await bench.services.receive_message(
-        "support/42", "hello", user_id="u", user_name="U", adapter_key="onebot_v11", channel_type="group",
+    await use_cases.receive_message(
+        bench.services, "support/42", "hello", user_id="u", user_name="U", adapter_key="onebot_v11",
+        channel_type="group",
         channel_id="g42", channel_name="Support",
     )  # fmt: skip
     await bench.say("support/42", "again")

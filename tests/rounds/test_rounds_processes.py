@@ -18,7 +18,8 @@ from sqlalchemy import select
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet, Worker, build_fleet
 
-from nekro.app.composition import Services
+from nekro.app import use_cases
+from nekro.app.services import Services
 from nekro.sandbox.models import StopType
 from storage.repositories.rounds import Round
 from storage.states import FINAL_ROUND_STATES
@@ -103,7 +104,7 @@ async def ended(fleet: Fleet, services: Services, chat_key: str) -> list[Round]:
 
 
 async def say(services: Services, chat_key: str, text: str) -> None:
-    await services.receive_message(chat_key, text, user_id="ada", user_name="Ada")
+    await use_cases.receive_message(services, chat_key, text, user_id="ada", user_name="Ada")
 
 
 def journal(fleet: Fleet) -> list[str]:

@@ -12,6 +12,7 @@ from round_bench import Bench, Model, invocation, states
 from waiting import WAIT_SECONDS
 
 from nekro.agent.llm import LLMRequest
+from nekro.app import use_cases
 from nekro.app.rounds.stop import StoppedRounds
 from nekro.wire.invocation import Envelope, Invocation
 from nekro_agent.errors import CallCancelledError, NotFoundError, OutcomeUnknownError
@@ -220,7 +221,7 @@ async def test_a_reset_stops_the_round_before_the_new_conversation_starts(bench:
     await bench.say("chat", "hello")
     async with draining(bench, "chat", Model(LINGER)):
         await bench.noted("begin it")
-        await bench.services.reset_chat("chat")
+        await use_cases.reset_chat(bench.services, "chat")
     assert states(await bench.rounds("chat")) == ["cancelled"]
     assert await bench.messages("chat") == []
     assert len(await bench.messages("chat", with_past=True)) == 2

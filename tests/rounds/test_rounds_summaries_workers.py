@@ -14,7 +14,8 @@ from chat_server import ChatServer, SeenRequest, complete, refuse
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet, build_fleet
 
-from nekro.app.composition import Services
+from nekro.app import use_cases
+from nekro.app.services import Services
 from storage.repositories.memory import Summary
 from storage.repositories.rounds import Round
 from storage.states import FINAL_ROUND_STATES, RoundState
@@ -107,7 +108,7 @@ def fleet(
 
 async def turn(fleet: Fleet, services: Services, chat_key: str, text: str) -> Round:
     """Send a message, and return its round when it has ended."""
-    message_id = await services.receive_message(chat_key, text, user_id="ada", user_name="Ada")
+    message_id = await use_cases.receive_message(services, chat_key, text, user_id="ada", user_name="Ada")
     assert message_id is not None
 
     async def look() -> Round | None:

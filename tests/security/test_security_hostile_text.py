@@ -32,6 +32,7 @@ from broker_config.keys import Keys
 from broker_config.settings import Settings
 from broker_config.topology import AGENT_EVENTS, encode_chat_key
 from broker_config.urls import redis_address
+from nekro.app import use_cases
 from nekro.broker.delivery.messages import CallMessage
 from nekro.broker.delivery.transport import DELIVERIES_HEADER
 from nekro.broker.publishing import encode_message
@@ -160,7 +161,7 @@ def fleet(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 async def seed(settings: Settings) -> None:
     services = Fleet(settings, Path()).services()
     await services.start()
-    await services.receive_message(CHAT, HOSTILE, user_id="u", user_name=HOSTILE)
+    await use_cases.receive_message(services, CHAT, HOSTILE, user_id="u", user_name=HOSTILE)
     await services.close()
     database = Database(settings.database, settings.data_dir)
     async with database.begin() as transaction:

@@ -10,7 +10,7 @@ from waiting import WAIT_SECONDS
 
 from broker_config.embedded import resolve_signing_key
 from nekro.app.calls.dispatch import CallScope, invocation_of
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.broker.delivery.messages import CallMessage
 from nekro.wire.invocation import Signer, new_id
 from nekro.wire.values import encode_arguments

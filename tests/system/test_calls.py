@@ -13,7 +13,8 @@ import pytest
 from late_call import check_refusal
 from waiting import WAIT_SECONDS
 
-from nekro.app.composition import Services
+from nekro.app import use_cases
+from nekro.app.services import Services
 from nekro.sandbox.models import StopType
 from nekro.wire.invocation import Envelope
 from nekro.wire.values import decode_value
@@ -48,8 +49,8 @@ async def opened(fleet: Any) -> AsyncIterator[Services]:
 
 
 async def call(services: Services, method: str, *args: Any, **kwargs: Any) -> Envelope:
-    return await services.invoke(
-        method, args, kwargs, chat_key=CHAT, user_id="u1", timeout_seconds=WAIT_SECONDS
+    return await use_cases.invoke(
+        services, method, args, kwargs, chat_key=CHAT, user_id="u1", timeout_seconds=WAIT_SECONDS
     )
 
 
@@ -59,7 +60,7 @@ def value(envelope: Envelope) -> object:
 
 async def run(services: Services, code: str, **options: Any) -> Any:
     options = {"follow_up": False, "user_id": "u1", "chat_key": CHAT, **options}
-    return await services.run_code(code, file_name="test.py", **options)
+    return await use_cases.run_code(services, code, file_name="test.py", **options)
 
 
 @pytest.mark.extended

@@ -14,6 +14,7 @@ import redis
 from waiting import wait_until
 from worker_fleet import Fleet
 
+from nekro.app import use_cases
 from nekro.app.catalogue import CatalogueReader, FleetCatalogue
 from nekro.cli.running import ExitCode
 from nekro_agent.errors import ArgumentError, MethodNotFoundError
@@ -163,7 +164,7 @@ async def test_wrong_names_and_arguments_are_refused_before_anything_is_sent(
     options: Any = {"chat_key": "c", "user_id": None, "timeout_seconds": 30.0}
     try:
         with pytest.raises(MethodNotFoundError, match="did you mean todo_version"):
-            await services.invoke("todo_versio", (), {}, **options)
+            await use_cases.invoke(services, "todo_versio", (), {}, **options)
         for args, kwargs, words in (
             ((), {}, "note_it(text: str, *, times: int = 1) -> str: missing a required argument: 'text'"),
             (("a", 2), {}, "too many positional arguments"),
@@ -171,12 +172,12 @@ async def test_wrong_names_and_arguments_are_refused_before_anything_is_sent(
             (("a",), {"text": "b"}, "multiple values for argument 'text'"),
         ):
             with pytest.raises(ArgumentError) as caught:
-                await services.invoke("note_it", args, kwargs, **options)
+                await use_cases.invoke(services, "note_it", args, kwargs, **options)
             assert words in str(caught.value)
         assert queued() == []
         code = "try:\n    note_it()\nexcept TypeError as exc:\n    print(exc)"
-        report = await services.run_code(
-            code, chat_key="c", user_id=None, follow_up=False, file_name="code.py"
+        report = await use_cases.run_code(
+            services, code, chat_key="c", user_id=None, follow_up=False, file_name="code.py"
         )
         assert "missing a required argument: 'text'" in report.output
         assert await recorded() == before

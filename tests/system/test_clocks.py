@@ -21,7 +21,8 @@ from shifted_clock import shifted_clock
 from waiting import WAIT_SECONDS, eventually, wait_until
 
 from broker_config.secret_files import monitoring_key
-from nekro.app.composition import Services
+from nekro.app import use_cases
+from nekro.app.services import Services
 from nekro.wire.values import decode_value
 from storage.repositories.calls import CallRepository
 from storage.repositories.messages import MessageRepository
@@ -98,8 +99,8 @@ def fleet(make_fleet: Callable[..., Any], script: Path) -> Any:
 
 
 async def test_a_worker_with_a_wrong_clock_runs_calls(services: Services) -> None:
-    envelope = await services.invoke(
-        "add", (1, 2), {}, chat_key=CHAT, user_id="u1", timeout_seconds=WAIT_SECONDS
+    envelope = await use_cases.invoke(
+        services, "add", (1, 2), {}, chat_key=CHAT, user_id="u1", timeout_seconds=WAIT_SECONDS
     )
     assert decode_value(envelope.value_bytes(), max_bytes=1 << 20) == 3
     age = datetime.now(UTC) - envelope.started_at
@@ -165,7 +166,7 @@ async def test_a_rounds_worker_with_a_wrong_clock_applies_the_time_limit_of_a_tu
         return [item for item in found if item.state in FINAL_ROUND_STATES]
 
     try:
-        await services.receive_message(CHAT, "greet me", user_id="u1", user_name="Ada")
+        await use_cases.receive_message(services, CHAT, "greet me", user_id="u1", user_name="Ada")
         (item,) = await eventually(ended, what=rounds_fleet.waiting_for("the end of the round"))
         async with services.database.read() as transaction:
             messages = await MessageRepository(transaction.connection).newest(CHAT, limit=5)

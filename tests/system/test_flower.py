@@ -23,7 +23,8 @@ from waiting import WAIT_SECONDS, eventually
 
 from broker_config.app import create_app
 from broker_config.settings import Settings
-from nekro.app.composition import Services
+from nekro.app import use_cases
+from nekro.app.services import Services
 from nekro.cli.environment import environment_of
 from nekro_agent.errors import MethodFailedError, NekroError
 
@@ -101,7 +102,9 @@ async def opened(fleet: Any) -> AsyncIterator[Services]:
 
 async def call(services: Services, method: str, *args: Any, seconds: float = 20) -> str:
     """Call a method; returns the call's id."""
-    envelope = await services.invoke(method, args, {}, chat_key=CHAT, user_id="u", timeout_seconds=seconds)
+    envelope = await use_cases.invoke(
+        services, method, args, {}, chat_key=CHAT, user_id="u", timeout_seconds=seconds
+    )
     return str(envelope.call_id)
 
 

@@ -19,7 +19,8 @@ import pytest
 from redis_process import free_port
 from waiting import WAIT_SECONDS
 
-from nekro.app.composition import Services
+from nekro.app import use_cases
+from nekro.app.services import Services
 from nekro.cli.environment import environment_of
 from nekro_agent.errors import NekroError
 
@@ -88,8 +89,8 @@ class Busy:
     async def _call(self, method: str, argument: object) -> None:
         while True:
             with contextlib.suppress(NekroError):
-                await self._services.invoke(
-                    method, (argument,), {}, chat_key="busy", user_id="u", timeout_seconds=60
+                await use_cases.invoke(
+                    self._services, method, (argument,), {}, chat_key="busy", user_id="u", timeout_seconds=60
                 )
             await asyncio.sleep(0.2)
 

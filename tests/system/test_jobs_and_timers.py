@@ -12,7 +12,8 @@ import pytest
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import imported, plugin_of
 
-from nekro.app.composition import Services
+from nekro.app import use_cases
+from nekro.app.services import Services
 from nekro_agent import runtime
 from nekro_agent.api import timer
 from nekro_agent.api.plugin import NekroPlugin, TaskCtl, TaskSignal, task
@@ -183,8 +184,8 @@ async def test_job_that_must_not_restart_fails_with_its_worker_and_wakes_the_age
 async def test_job_is_started_by_a_method_shown_by_celery_and_cancelled_by_another_process(
     fleet: Any, services: Services
 ) -> None:
-    await services.invoke(
-        "begin_walk", ("far", 3), {}, chat_key="jobs", user_id=None, timeout_seconds=WAIT_SECONDS
+    await use_cases.invoke(
+        services, "begin_walk", ("far", 3), {}, chat_key="jobs", user_id=None, timeout_seconds=WAIT_SECONDS
     )
 
     async def shown() -> bool:
@@ -212,7 +213,9 @@ async def test_job_is_started_by_a_method_shown_by_celery_and_cancelled_by_anoth
 
 async def test_progress_of_a_call_is_a_row_among_the_jobs(fleet: Any, services: Services) -> None:
     call = asyncio.create_task(
-        services.invoke("fetch_slowly", (), {}, chat_key="jobs", user_id=None, timeout_seconds=WAIT_SECONDS)
+        use_cases.invoke(
+            services, "fetch_slowly", (), {}, chat_key="jobs", user_id=None, timeout_seconds=WAIT_SECONDS
+        )
     )
 
     async def row() -> Job | None:

@@ -17,8 +17,10 @@ import redis
 from waiting import eventually
 from worker_fleet import Fleet, build_fleet
 
-from nekro.app.composition import Services
+from nekro.app import use_cases
+from nekro.app.services import Services
 from nekro.extensions.mcp.answers import answer_question
+from nekro.extensions.mcp.follower import try_on_worker
 from nekro.extensions.mcp.servers import read_servers
 from nekro.sandbox.models import StopType
 from nekro.wire.values import decode_value
@@ -67,8 +69,8 @@ async def serves(services: Services, task: str) -> bool:
 
 
 async def call(services: Services, method: str, **arguments: Any) -> Any:
-    envelope = await services.invoke(
-        method, (), arguments, chat_key=CHAT, user_id=None, timeout_seconds=60, call_id=None
+    envelope = await use_cases.invoke(
+        services, method, (), arguments, chat_key=CHAT, user_id=None, timeout_seconds=60, call_id=None
     )
     return decode_value(envelope.value or "", max_bytes=1 << 20)
 
@@ -77,7 +79,7 @@ async def trial(services: Services) -> dict[str, Any]:
     """What the owner says of the server, which is alive."""
     while True:
         try:
-            found = await services.try_mcp_server("mcp.odd")
+            found = await try_on_worker(services, "mcp.odd")
         except Exception:  # the owner has just been killed
             await asyncio.sleep(0.1)
             continue
@@ -88,7 +90,9 @@ async def trial(services: Services) -> dict[str, Any]:
 async def test_sandboxed_code_calls_tools_of_servers(fleet: Fleet, services: Services) -> None:
     code = "print(mcp.odd.echo('in code'))\n"
     code += "try:\n    fail()\nexcept MethodError as exc:\n    print('caught', exc)\n"
-    report = await services.run_code(code, chat_key=CHAT, user_id=None, follow_up=False, file_name="t")
+    report = await use_cases.run_code(
+        services, code, chat_key=CHAT, user_id=None, follow_up=False, file_name="t"
+    )
     assert report.stop_type is StopType.NORMAL, report
     assert "in code" in report.output and "caught" in report.output
     assert "it failed" in report.output
@@ -101,16 +105,16 @@ async def test_a_server_is_declared_changed_and_removed_while_workers_run(servic
 
     await put(odd_entry())
     # At once: the worker reads the declaration before it answers.
-    assert (await services.try_mcp_server("mcp.second"))["tools"][0]["name"] == "echo"
+    assert (await try_on_worker(services, "mcp.second"))["tools"][0]["name"] == "echo"
     await put(odd_entry("crash"))
-    assert "exit code 3" in (await services.try_mcp_server("mcp.second"))["error"]
+    assert "exit code 3" in (await try_on_worker(services, "mcp.second"))["error"]
     await put({"url": "http://127.0.0.1:9/mcp"})
-    assert "cannot be reached" in (await services.try_mcp_server("mcp.second"))["error"]
+    assert "cannot be reached" in (await try_on_worker(services, "mcp.second"))["error"]
     async with services.database.autocommit() as transaction:
         await transaction.mcp_servers.put("second", odd_entry(), is_enabled=False)
-    assert "it is disabled" in (await services.try_mcp_server("mcp.second"))["error"]
+    assert "it is disabled" in (await try_on_worker(services, "mcp.second"))["error"]
     await put(odd_entry())
-    assert (await services.try_mcp_server("mcp.second"))["error"] is None
+    assert (await try_on_worker(services, "mcp.second"))["error"] is None
     await eventually(lambda: serves(services, "mcp.second.echo"), what="the new server")
     assert await call(services, "mcp.second.echo", text="new") == "new"
     await put({**odd_entry(), "env": {"VERSION": "2"}})

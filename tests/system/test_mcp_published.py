@@ -17,7 +17,8 @@ import pytest
 from waiting import eventually
 from worker_fleet import Fleet, build_fleet
 
-from nekro.app.composition import Services
+from nekro.app import use_cases
+from nekro.app.services import Services
 from nekro.sandbox.models import StopType
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "connectors"))
@@ -182,7 +183,9 @@ async def test_sandboxed_code_calls_every_tool(
             f"try:\n    print({number}, ascii(mcp.{name}.{expression})[:2000])\n"
             f"except MethodError as exc:\n    print({number}, 'error:', ascii(str(exc))[:2000])\n"
         )
-    report = await services.run_code(code, chat_key="published", user_id=None, follow_up=False, file_name="t")
+    report = await use_cases.run_code(
+        services, code, chat_key="published", user_id=None, follow_up=False, file_name="t"
+    )
     assert report.stop_type is StopType.NORMAL, report
     said = dict(line.split(" ", 1) for line in report.output.splitlines() if re.match(r"\d+ ", line))
     for number, (expression, expected) in enumerate(calls):

@@ -22,6 +22,7 @@ from waiting import WAIT_SECONDS, eventually
 
 from broker_config.secret_files import monitoring_key
 from broker_config.settings import DatabaseSettings
+from nekro.app import use_cases
 from nekro.app.fleet_metrics import FleetFigures
 from nekro.wire.invocation import Invocation, new_id
 from nekro.wire.values import encode_arguments
@@ -94,8 +95,8 @@ async def call(observed: Observed, method: str, *args: Any) -> str:
     services = observed.fleet.services()
     await services.start()
     try:
-        envelope = await services.invoke(
-            method, args, {}, chat_key=CHAT, user_id="u", timeout_seconds=WAIT_SECONDS
+        envelope = await use_cases.invoke(
+            services, method, args, {}, chat_key=CHAT, user_id="u", timeout_seconds=WAIT_SECONDS
         )
         return str(envelope.call_id)
     finally:
@@ -188,7 +189,7 @@ async def test_fleet_metrics_count_messages_in_lanes_without_workers(observed: O
     services = observed.fleet.services()
     await services.start()
     try:
-        await services.receive_message("waiting", "hello", user_id="u", user_name="U")
+        await use_cases.receive_message(services, "waiting", "hello", user_id="u", user_name="U")
         entry = await services.find_method("add")
         arguments = encode_arguments((1, 2), {})
         chat = await services.chat(CHAT)

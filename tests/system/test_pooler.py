@@ -13,7 +13,8 @@ import pytest
 from pgbouncer_process import PgBouncer, needs_pgbouncer
 from waiting import WAIT_SECONDS, eventually
 
-from nekro.app.composition import Services
+from nekro.app import use_cases
+from nekro.app.services import Services
 from nekro_agent.ports import MessageKind
 from storage.states import RoundState
 
@@ -70,8 +71,8 @@ async def test_calls_run_once_each_over_few_server_connections(services: Service
 
     async def one(number: int) -> None:
         async with gate:
-            await services.invoke(
-                "remember", [f"n{number}"], {}, chat_key=f"c{number % CHATS}", user_id="u",
+            await use_cases.invoke(
+                services, "remember", [f"n{number}"], {}, chat_key=f"c{number % CHATS}", user_id="u",
                 timeout_seconds=WAIT_SECONDS,
             )  # fmt: skip
 
@@ -91,7 +92,9 @@ async def test_calls_run_once_each_over_few_server_connections(services: Service
 async def test_turns_of_several_chats_end(services: Services, fleet: Any) -> None:
     chats = [f"turn {number}" for number in range(CHATS)]
     for chat_key in chats:
-        await services.receive_message(chat_key, "please count to 2", user_id="u1", user_name="Ada")
+        await use_cases.receive_message(
+            services, chat_key, "please count to 2", user_id="u1", user_name="Ada"
+        )
 
     async def are_over() -> bool:
         async with services.database.read() as tx:

@@ -14,7 +14,8 @@ import pytest
 from waiting import WAIT_SECONDS, eventually, wait_until
 from worker_fleet import Fleet, build_fleet
 
-from nekro.app.composition import Services
+from nekro.app import use_cases
+from nekro.app.services import Services
 from nekro.cli.running import ExitCode
 from nekro.wire.values import decode_value
 from nekro_agent.errors import MethodDisabledError, MethodNotFoundError
@@ -138,8 +139,8 @@ async def opened(fleet: Fleet) -> AsyncIterator[Services]:
 
 
 async def call(services: Services, method: str, *args: Any) -> object:
-    envelope = await services.invoke(
-        method, args, {}, chat_key=CHAT, user_id="u1", timeout_seconds=WAIT_SECONDS
+    envelope = await use_cases.invoke(
+        services, method, args, {}, chat_key=CHAT, user_id="u1", timeout_seconds=WAIT_SECONDS
     )
     return decode_value(envelope.value_bytes(), max_bytes=1 << 20)
 

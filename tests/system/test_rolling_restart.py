@@ -15,7 +15,8 @@ import yaml
 from waiting import WAIT_SECONDS
 from worker_fleet import Worker, plugin_of
 
-from nekro.app.composition import Services
+from nekro.app import use_cases
+from nekro.app.services import Services
 from nekro.sandbox.models import StopType
 from nekro.wire.values import decode_value
 from nekro_agent.api.plugin import task
@@ -88,8 +89,14 @@ class Load:
         while not self._stopped.is_set():
             number = next(self._numbers)
             try:
-                envelope = await self._services.invoke(
-                    method, (number, *more), {}, chat_key="load", user_id="u", timeout_seconds=40
+                envelope = await use_cases.invoke(
+                    self._services,
+                    method,
+                    (number, *more),
+                    {},
+                    chat_key="load",
+                    user_id="u",
+                    timeout_seconds=40,
                 )
                 self.values[method].append(decode_value(envelope.value_bytes(), max_bytes=1 << 20))
             except Exception as exc:  # counted: the test checks their number
@@ -98,8 +105,12 @@ class Load:
     async def _write(self, chat_key: str) -> None:
         while not self._stopped.is_set():
             self.messages += 1
-            await self._services.receive_message(
-                chat_key, f"please wake {chat_key}/{self.messages}", user_id="u", user_name="U"
+            await use_cases.receive_message(
+                self._services,
+                chat_key,
+                f"please wake {chat_key}/{self.messages}",
+                user_id="u",
+                user_name="U",
             )
             await asyncio.sleep(0.5)
 

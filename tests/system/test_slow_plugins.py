@@ -12,7 +12,8 @@ import pytest
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet, build_fleet
 
-from nekro.app.composition import Services
+from nekro.app import use_cases
+from nekro.app.services import Services
 from nekro.plugins.entries import PluginStatus
 from nekro.wire.values import decode_value
 from nekro_agent.errors import MethodNotFoundError
@@ -137,8 +138,8 @@ async def opened(fleet: Fleet) -> AsyncIterator[Services]:
 
 
 async def call(services: Services, method: str) -> object:
-    envelope = await services.invoke(
-        method, (), {}, chat_key="slow", user_id="u1", timeout_seconds=WAIT_SECONDS
+    envelope = await use_cases.invoke(
+        services, method, (), {}, chat_key="slow", user_id="u1", timeout_seconds=WAIT_SECONDS
     )
     return decode_value(envelope.value_bytes(), max_bytes=1 << 20)
 

@@ -21,6 +21,7 @@ from chat_server import SceneServer, stream
 from redis_process import free_port
 from waiting import WAIT_SECONDS, eventually, wait_until
 
+from nekro.app import use_cases
 from nekro.broker.tracing import TurnTrace
 from storage.states import TriggerKind
 
@@ -124,7 +125,7 @@ async def begin_turn(fleet: Any) -> str:
     await services.start()
     try:
         text = f"scene:tower How high is the lighthouse? My key is {KEY}"
-        message_id = await services.receive_message("harbour", text, user_id="u1", user_name="Ada")
+        message_id = await use_cases.receive_message(services, "harbour", text, user_id="u1", user_name="Ada")
         async with services.database.read() as transaction:
             first = await transaction.rounds.find_by_trigger(TriggerKind.MESSAGE, message_id)
     finally:

@@ -20,7 +20,8 @@ from trace_collector import Collector
 from waiting import WAIT_SECONDS, eventually
 
 from broker_config.secret_files import monitoring_key
-from nekro.app.composition import Services
+from nekro.app import use_cases
+from nekro.app.services import Services
 from nekro.broker.tracing import TurnTrace
 from storage.states import ApprovalState, TriggerKind
 
@@ -101,7 +102,7 @@ async def services_of(fleet: Any) -> AsyncIterator[Services]:
 async def say(fleet: Any, chat_key: str, text: str) -> str:
     """Write to a chat; returns the id of the turn."""
     async with services_of(fleet) as services:
-        message_id = await services.receive_message(chat_key, text, user_id="u1", user_name="Ada")
+        message_id = await use_cases.receive_message(services, chat_key, text, user_id="u1", user_name="Ada")
         async with services.database.read() as transaction:
             first = await transaction.rounds.find_by_trigger(TriggerKind.MESSAGE, message_id)
     assert first is not None

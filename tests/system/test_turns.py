@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from waiting import WAIT_SECONDS
 
-from nekro.app.composition import Services
+from nekro.app import use_cases
+from nekro.app.services import Services
 from nekro.sandbox.models import StopType
 from nekro_agent.ports import MessageKind
 from storage.repositories.messages import MessageRepository
@@ -94,7 +95,7 @@ async def turn(fleet: Any, chat_key: str, text: str, *, rounds: int) -> tuple[li
     services = fleet.services()
     await services.start()
     try:
-        await services.receive_message(chat_key, text, user_id="u1", user_name="Ada")
+        await use_cases.receive_message(services, chat_key, text, user_id="u1", user_name="Ada")
         try:
             ended = await quiet(services, chat_key, rounds=rounds)
         except TimeoutError:

@@ -17,6 +17,7 @@ from waiting import WAIT_SECONDS
 from worker_fleet import Fleet, Worker, main_module
 
 from broker_config.settings import Settings
+from nekro.app import use_cases
 from nekro.cli.running import ExitCode
 from nekro_agent.placeholders import OWN_PACKAGES
 from storage.migrate import check, known_revisions, upgrade
@@ -136,8 +137,8 @@ async def call_until_each_answered(fleet: Fleet, workers: list[Worker]) -> None:
             while not {worker.pid for worker in workers} <= pids:
                 envelopes = await asyncio.gather(
                     *(
-                        services.invoke(
-                            method, (argument,), {}, chat_key="c", user_id="u", timeout_seconds=30
+                        use_cases.invoke(
+                            services, method, (argument,), {}, chat_key="c", user_id="u", timeout_seconds=30
                         )
                         for method, argument in [("journal", 1), ("remember", "x"), ("look_up", "y")] * 4
                     )

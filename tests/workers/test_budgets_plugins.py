@@ -14,8 +14,8 @@ from chat_server import ChatServer, SeenRequest, complete, refuse, respond
 
 from broker_config.settings import DatabaseSettings, Settings
 from nekro.app.budgets import day_of
-from nekro.app.composition import CALLER, Services
 from nekro.app.model_meters import PluginModels
+from nekro.app.services import CALLER, Services
 from nekro.plugins.commands import CommandTable
 from nekro_agent import runtime
 from nekro_agent.api.plugin import NekroPlugin

@@ -15,7 +15,6 @@ from waiting import eventually
 
 from broker_config.settings import DatabaseSettings, Settings
 from nekro.app.calls.detached import CallDetacher
-from nekro.app.composition import Services
 from nekro.wire.invocation import Invocation, Signer, new_id
 from nekro.wire.values import encode_arguments
 from nekro_agent.errors import CallTimeoutError, MethodFailedError
@@ -23,6 +22,7 @@ from storage.repositories.calls import Call
 from storage.repositories.rounds import Round
 from storage.states import CallState
 from workers.calls.claims import DuplicateDelivery
+from workers.services import WorkerServices
 
 PLUGIN = '''
 import asyncio
@@ -66,7 +66,7 @@ async def hear(_ctx: AgentCtx, text: str) -> None:
 class Worker:
     """The services of a worker in this process, and the module of its plugin."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: WorkerServices) -> None:
         self.services = services
         plugin: Any = next(one for one in services.host.plugins if one.key == "tests.p")
         self.module = plugin.sandbox_methods[0].func.__globals__
@@ -131,7 +131,7 @@ async def worker(
         database=database.model_copy(update={"pool_timeout_seconds": 5}).model_dump(),
         plugins={"dirs": (tmp_path / "plugins",), "load_shipped": False},
     )
-    services = Services.load(settings, role="methods")
+    services = WorkerServices.load(settings, role="methods")
     await services.start()
     yield Worker(services)
     if proxy is not None:

@@ -13,11 +13,11 @@ from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import DatabaseSettings, Settings
 from nekro.app.catalogue import CatalogueReader
-from nekro.app.composition import Services
 from nekro.plugins.importing import Imported
 from nekro_agent.errors import StorageUnavailableError
 from nekro_agent.plugin import NekroPlugin
 from storage.caller_reads import read_workers
+from workers.services import WorkerServices
 
 Logged = list[tuple[str, dict[str, Any]]]
 
@@ -25,27 +25,27 @@ Logged = list[tuple[str, dict[str, Any]]]
 @pytest.fixture
 async def services(
     make_settings: Callable[..., Settings], migrated_copy: Callable[[str], DatabaseSettings], tmp_path: Path
-) -> AsyncIterator[Services]:
+) -> AsyncIterator[WorkerServices]:
     """The services of a worker in this process."""
     (tmp_path / "plugins").mkdir()
     settings = make_settings(
         database=migrated_copy("sqlite").model_dump(),
         plugins={"dirs": (tmp_path / "plugins",), "load_shipped": False},
     )
-    services = Services.load(settings, role="methods")
+    services = WorkerServices.load(settings, role="methods")
     await services.start()
     yield services
     await services.close()
 
 
-async def published(services: Services) -> set[str]:
+async def published(services: WorkerServices) -> set[str]:
     """Keys of the plugins in the catalogue."""
     catalogue = await CatalogueReader(services.database).read()
     return {plugin.key for plugin in catalogue.plugins}
 
 
 async def test_a_plugin_that_is_served_later_than_it_is_listed_is_published(
-    services: Services, logged: Logged
+    services: WorkerServices, logged: Logged
 ) -> None:
     plugin = NekroPlugin("P", "later", "", "1", "tests", "")
     services.loaded.add(Imported(path="later.py", module="", package="", key=plugin.key, plugin=plugin))
@@ -63,7 +63,7 @@ async def test_a_plugin_that_is_served_later_than_it_is_listed_is_published(
 
 
 async def test_servers_that_were_declared_during_an_outage_become_plugins(
-    services: Services, logged: Logged, monkeypatch: pytest.MonkeyPatch
+    services: WorkerServices, logged: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wants, asked = services.mcp._is_wanted, list[str]()
 
@@ -86,7 +86,7 @@ async def test_servers_that_were_declared_during_an_outage_become_plugins(
 
 
 async def test_a_worker_that_leaves_during_a_publication_is_gone(
-    services: Services, logged: Logged, monkeypatch: pytest.MonkeyPatch
+    services: WorkerServices, logged: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher, begun, may_end = services.publisher_of_catalogue, threading.Event(), threading.Event()
     snapshots = publisher._snapshots

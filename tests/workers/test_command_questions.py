@@ -9,10 +9,12 @@ import pytest
 from redis_process import RedisServer
 
 from broker_config.settings import DatabaseSettings, Settings
-from nekro.app.composition import CALLER, Services
+from nekro.app import use_cases
+from nekro.app.services import CALLER, Services
 from nekro_agent.commands.registration import CmdCtl
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.errors import BrokerUnavailableError, InvalidValueError
+from workers.services import WorkerServices
 
 PLUGIN = """
 from nekro_agent.api.plugin import CmdCtl, NekroPlugin
@@ -42,7 +44,7 @@ async def services(
         database=migrated_copy("sqlite").model_dump(),
         plugins={"dirs": (tmp_path / "plugins",), "load_shipped": False},
     )
-    worker, services = Services.load(settings, role="methods"), Services.load(settings, role=CALLER)
+    worker, services = WorkerServices.load(settings, role="methods"), Services.load(settings, role=CALLER)
     await worker.start()
     await services.start()
     yield services
@@ -51,7 +53,7 @@ async def services(
 
 
 async def answer(services: Services, line: str) -> list[CommandResponse]:
-    return await services.run_command(line, who=WHO, timeout_seconds=5)
+    return await use_cases.run_command(services, line, who=WHO, timeout_seconds=5)
 
 
 async def test_an_answer_that_was_not_sent_may_be_given_again(

@@ -12,10 +12,8 @@ import pytest
 
 from broker_config.settings import Settings
 from broker_config.topology import COMMAND_TASK, HOOK_TASK
-from nekro.app.composition import Services
 from nekro.broker.fairness import ChatPace
-from nekro.plugins.hooks import PluginHost
-from nekro.plugins.registry import LoadedRegistry
+from nekro.plugins.importing import Imported
 from nekro.wire.invocation import Invocation, Signer, new_id
 from nekro.wire.values import decode_value, encode_arguments
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
@@ -25,6 +23,7 @@ from nekro_agent.errors import MessageRefusedError
 from nekro_agent.schemas.chat_message import ChatMessage, ChatType
 from storage.migrate import upgrade
 from workers.calls.handler import FindTarget
+from workers.services import WorkerServices
 
 KEY = "test-signing-key"
 METHOD = "tests.p.length"
@@ -49,7 +48,7 @@ def signer() -> NotingSigner:
 
 
 @pytest.fixture
-async def services(make_settings: Callable[..., Settings], signer: NotingSigner) -> Services:
+async def services(make_settings: Callable[..., Settings], signer: NotingSigner) -> WorkerServices:
     settings = make_settings()
     plugin = NekroPlugin("P", "p", "", "1", "tests", "")
 
@@ -63,13 +62,16 @@ async def services(make_settings: Callable[..., Settings], signer: NotingSigner)
         return len(message.content_text)
 
     await upgrade(settings.database, settings.data_dir)
-    services = Services.load(settings, role="methods")
-    services.registry, services.host, services.signer = LoadedRegistry([plugin]), PluginHost([plugin]), signer
+    services = WorkerServices.load(settings, role="methods")
+    services.loaded.add(Imported(path="p.py", module="", package="", key=plugin.key, plugin=plugin))
+    services.host.use(services.loaded.plugins)
+    services.plugins_changed()
+    services.call_handler._signer = signer
     return services
 
 
 @pytest.fixture
-def pace(services: Services) -> ChatPace:
+def pace(services: WorkerServices) -> ChatPace:
     return services.call_handler._pace
 
 
@@ -88,19 +90,19 @@ def body(chat_key: str, *args: object, task_name: str = METHOD) -> dict[str, Any
     )
 
 
-async def handle(services: Services, message: dict[str, Any], find: FindTarget | None = None) -> object:
+async def handle(services: WorkerServices, message: dict[str, Any], find: FindTarget | None = None) -> object:
     name = message["invocation"]["method"]
     find = find or services.methods.find
     answer = await services.call_handler.handle(message, task_name=name, find=find)
     return decode_value(answer["value"], max_bytes=100)
 
 
-async def call(services: Services, text: object, chat_key: str) -> object:
+async def call(services: WorkerServices, text: object, chat_key: str) -> object:
     return await handle(services, body(chat_key, text))
 
 
 async def test_a_large_call_is_delayed_by_its_chats_last_ones_and_other_calls_are_not(
-    services: Services, pace: ChatPace
+    services: WorkerServices, pace: ChatPace
 ) -> None:
     for _ in range(100):  # far longer than this test takes
         pace.spent("heavy", 60)
@@ -114,14 +116,16 @@ async def test_a_large_call_is_delayed_by_its_chats_last_ones_and_other_calls_ar
 
 
 async def test_costly_calls_are_charged_to_their_chat_and_small_ones_are_not(
-    services: Services, pace: ChatPace
+    services: WorkerServices, pace: ChatPace
 ) -> None:
     await call(services, COSTLY, "heavy")
     await call(services, "small", "light")
     assert set(pace._free_at) == {"heavy"}
 
 
-async def test_long_messages_are_verified_off_the_loop(services: Services, signer: NotingSigner) -> None:
+async def test_long_messages_are_verified_off_the_loop(
+    services: WorkerServices, signer: NotingSigner
+) -> None:
     here = threading.current_thread().name
     assert await call(services, "small", "c") == 5
     assert signer.threads == (here,)
@@ -134,7 +138,7 @@ async def test_long_messages_are_verified_off_the_loop(services: Services, signe
 
 
 async def test_large_arguments_of_hooks_and_commands_are_treated_as_those_of_methods(
-    services: Services, signer: NotingSigner, pace: ChatPace
+    services: WorkerServices, signer: NotingSigner, pace: ChatPace
 ) -> None:
     here = threading.current_thread().name
     said = ChatMessage(

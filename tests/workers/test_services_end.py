@@ -14,7 +14,7 @@ import pytest
 from loguru import logger
 
 from broker_config.settings import DatabaseSettings, Settings
-from nekro.app.composition import CALLER, Services
+from nekro.app.services import CALLER, Services
 from nekro.base.greenlet_bridge import Closing
 
 

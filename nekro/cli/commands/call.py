@@ -83,12 +83,15 @@ def run(args: Args, deps: Deps) -> int:
     positional, named = parse_arguments(args.args)
 
     async def work() -> int:
+        from nekro.app import use_cases
+
         async with open_services(settings, command="call", lanes=CALL_LANES, output=deps.output) as opened:
             _, services = opened
             entry = await services.find_method(args.method)
             lane = services.lanes.lane_of(entry)
             approver = _approver(entry, positional, named, args, deps) if entry.requires_approval else None
-            call = services.invoke(
+            call = use_cases.invoke(
+                services,
                 args.method,
                 positional,
                 named,

@@ -27,7 +27,7 @@ from nekro_client.sse import is_restart
 if TYPE_CHECKING:
     from nekro.app.chats.attachments import Attachment
     from nekro.app.chats.files import ChatFiles
-    from nekro.app.composition import Services
+    from nekro.app.services import Services
     from nekro_client import Chat, Client
     from storage.repositories.messages import Message
 
@@ -118,9 +118,13 @@ class _Local(Conversation["Attachment"]):
         return save(self._files, path, target)
 
     def _post(self, text: str, files: Sequence[Attachment]) -> str | None:
+        from nekro.app import use_cases
+
         user = self._user_id
         return self._beside.run(
-            self._services.receive_message(self._chat_key, text, user_id=user, user_name=user, files=files)
+            use_cases.receive_message(
+                self._services, self._chat_key, text, user_id=user, user_name=user, files=files
+            )
         )
 
     def _follow(self, posted: str, *, on_interrupt: Callable[[], None]) -> bool:

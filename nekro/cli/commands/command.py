@@ -99,10 +99,12 @@ def show_responses(responses: Sequence[Mapping[str, Any]], args: Args, deps: Dep
 
 
 async def _send(chat: str, line: str, args: Args, deps: Deps) -> list[CommandResponse]:
+    from nekro.app import use_cases
+
     settings = deps.load_settings()
     async with open_services(settings, command="command", lanes=CALL_LANES, output=deps.output) as opened:
         services = opened[1]
-        work = services.run_command(line, who=_context(chat, args), timeout_seconds=args.timeout)
+        work = use_cases.run_command(services, line, who=_context(chat, args), timeout_seconds=args.timeout)
         return await awaited_with_workers(work, lambda: services.app, lane=Lane.METHODS.value)
 
 

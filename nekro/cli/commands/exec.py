@@ -15,8 +15,8 @@ from nekro.cli.views.round_text import describe_run
 from nekro_agent.errors import LLMError
 
 if TYPE_CHECKING:
-    from nekro.app.composition import Services
     from nekro.app.rounds.runs import CodeReport
+    from nekro.app.services import Services
 
 __all__ = [
     "EPILOG",
@@ -68,9 +68,12 @@ def run(args: Args, deps: Deps) -> int:
     lanes = ROUND_LANES if has_model and not args.no_follow_up else CALL_LANES
 
     async def work() -> CodeReport:
+        from nekro.app import use_cases
+
         async with open_services(settings, command="exec", lanes=lanes, output=deps.output) as opened:
             system, services = opened
-            report = await services.run_code(
+            report = await use_cases.run_code(
+                services,
                 code,
                 chat_key=args.chat_key,
                 user_id=args.user_id,

@@ -40,10 +40,12 @@ def run(args: Args, deps: Deps) -> int:
     settings = deps.load_settings()
 
     async def work() -> int:
+        from nekro.app import use_cases
+
         async with open_services(
             settings, command="reset", lanes=CALL_LANES, output=deps.output, needs_workers=False
         ) as (_, services):
-            await services.reset_chat(args.chat_key)
+            await use_cases.reset_chat(services, args.chat_key)
         deps.output.words(f"chat {args.chat_key} was reset")
         return 0
 

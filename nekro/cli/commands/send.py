@@ -26,7 +26,7 @@ from nekro_agent.ports import MessageKind
 
 if TYPE_CHECKING:
     from nekro.app.chats.attachments import Attachment
-    from nekro.app.composition import Services
+    from nekro.app.services import Services
     from storage.engine import Database
 
 __all__ = [
@@ -109,6 +109,8 @@ def run(args: Args, deps: Deps) -> int:
     settings = deps.load_settings()
 
     async def work() -> int:
+        from nekro.app import use_cases
+
         async with open_services(
             settings,
             command="send",
@@ -119,7 +121,8 @@ def run(args: Args, deps: Deps) -> int:
         ) as (system, services):
             files = await _stored(services, args)
             before = await last_sequence(services.database, args.chat_key)
-            message_id = await services.receive_message(
+            message_id = await use_cases.receive_message(
+                services,
                 args.chat_key,
                 args.text,
                 user_id=args.user_id,

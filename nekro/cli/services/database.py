@@ -13,7 +13,7 @@ from nekro_agent.ports import ChatInfo
 
 if TYPE_CHECKING:
     from nekro.app.chats.files import ChatFiles
-    from nekro.app.composition import Services
+    from nekro.app.services import Services
     from nekro.plugins.entries import PluginEntry
     from storage.engine import Database
 
@@ -50,7 +50,7 @@ async def open_writers(settings: Settings) -> AsyncIterator[Services]:
         StorageUnavailableError: the database does not answer, or is not migrated.
         SettingsError: the signing key cannot be read.
     """
-    from nekro.app.composition import CALLER, Services
+    from nekro.app.services import CALLER, Services
     from storage.database_clock import follow_database_clock
     from storage.migrate import require_schema
 

@@ -25,7 +25,7 @@ from nekro_agent.files.private_files import make_directory, open_private
 from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:
-    from nekro.app.composition import Services
+    from nekro.app.services import Services
 
 __all__ = [
     "CALL_LANES",
@@ -84,7 +84,7 @@ async def open_services(
     Raises:
         ServiceError: no worker is live, besides the errors of ``open_system``.
     """
-    from nekro.app.composition import CALLER, Services
+    from nekro.app.services import CALLER, Services
 
     async with open_system(
         settings, command=command, lanes=lanes, output=output, before_start=before_start

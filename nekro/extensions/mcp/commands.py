@@ -360,7 +360,9 @@ def _test(args: Args, deps: Deps, settings: Settings) -> int:
                 raise UsageError(f"there is no MCP server {args.name!r}; `nekro mcp` lists them")
             key = servers[args.name].plugin_key
             lane = services.lanes.lane_of_plugin(key)
-            trial = services.try_mcp_server(key)
+            from nekro.extensions.mcp.follower import try_on_worker
+
+            trial = try_on_worker(services, key)
             answer = await awaited_with_workers(trial, lambda: services.app, lane=lane)
         return show_test(answer, args, deps)
 

@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from loguru import logger
 
@@ -33,16 +33,19 @@ from nekro.extensions.mcp.servers import (
 from nekro.plugins.hooks import PluginHost
 from nekro.plugins.importing import Imported
 from nekro.plugins.loader import LoadedPlugins
-from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS
+from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS, POLL_SECONDS
 from nekro_agent.errors import InvalidValueError, MethodNotFoundError, NekroError, SandboxUnavailableError
 from nekro_agent.methods import describe_signature
 from nekro_agent.plugin import NekroPlugin, is_in_use
 from storage.engine import Database
 
+if TYPE_CHECKING:
+    from nekro.app.services import Services
+
 __all__ = [
     "McpServers",
+    "try_on_worker",
     "try_server",
-    "untried",
 ]
 
 
@@ -298,7 +301,16 @@ def _digest(server: McpServer) -> str:
     return "" if server.declaration is None else server.declaration.digest
 
 
-async def untried(settings: Settings, database: Database, plugin_key: str) -> dict[str, Any] | None:
+async def try_on_worker(services: Services, plugin_key: str) -> dict[str, Any]:
+    """Connect with an MCP server on a worker, as it is declared now; the answer is that of ``try_server``."""
+    if (answer := await _untried(services.settings, services.database, plugin_key)) is not None:
+        return answer
+    # The start and the listing, each with its limit.
+    seconds = 2 * services.settings.plugins.start_seconds + CLOSE_STEP_SECONDS
+    return await services.fleet_hooks.try_mcp_server(plugin_key, seconds=seconds)
+
+
+async def _untried(settings: Settings, database: Database, plugin_key: str) -> dict[str, Any] | None:
     """Return the answer for a server that no worker uses; None if one may."""
     for server in await read_servers(settings, database):
         if server.plugin_key == plugin_key and (reason := unused_reason(server)) is not None:

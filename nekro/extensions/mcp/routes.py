@@ -8,7 +8,7 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 
 from broker_config.secret_files import secret_paths
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.extensions.mcp.declarations import parse
 from nekro.extensions.mcp.server import endpoint
 from nekro.extensions.mcp.servers import McpServer, describe_server, read_servers
@@ -77,7 +77,9 @@ async def test_mcp_server(
     server = await _server(services, name)
 
     async def work() -> McpTrial:
-        return McpTrial.model_validate(await services.try_mcp_server(server.plugin_key))
+        from nekro.extensions.mcp.follower import try_on_worker
+
+        return McpTrial.model_validate(await try_on_worker(services, server.plugin_key))
 
     return await once.run(work)
 

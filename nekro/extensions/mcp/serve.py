@@ -26,8 +26,8 @@ from nekro_client.streams import STREAM_TIMEOUT
 
 if TYPE_CHECKING:
     from broker_config.settings import Settings
-    from nekro.app.composition import Services
     from nekro.app.rounds.runs import CodeReport
+    from nekro.app.services import Services
     from nekro.cli.output import Output
     from nekro.extensions.mcp.server.callers import Caller
 
@@ -205,8 +205,10 @@ async def serve(settings: Settings, *, chat_key: str | None, user_id: str | None
 
 
 async def _run(services: Services, caller: Caller, code: str, _run_id: str) -> CodeReport:
-    return await services.run_code(
-        code, chat_key=caller.chat_key, user_id=caller.user_id, follow_up=False, file_name="<mcp>"
+    from nekro.app import use_cases
+
+    return await use_cases.run_code(
+        services, code, chat_key=caller.chat_key, user_id=caller.user_id, follow_up=False, file_name="<mcp>"
     )
 
 

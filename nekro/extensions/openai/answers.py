@@ -15,7 +15,7 @@ from typing import Any, Final
 from fastapi import Request
 
 from nekro.app.chats.attachments import attachments_of
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.gateway.api.files import link_to
 from nekro.gateway.identity import Identity
 from nekro.gateway.streams.hub import EventHub

@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.gateway.idempotency import Once, once_of
 from nekro.gateway.identity import Identity, Scope
 from nekro.gateway.messages import post_message, stored_content

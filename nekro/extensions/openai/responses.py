@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from loguru import logger
 from pydantic import RootModel
 
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.extensions.openai.answers import QUEUED_SECONDS, AnswerReader
 from nekro.extensions.openai.bodies import ResponseBody, newest_text_or_items
 from nekro.extensions.openai.chats import (

@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from broker_config.embedded import resolve_signing_key
 from broker_config.settings import GatewaySettings, PluginAccess
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.base.metrics import metrics
 from nekro.base.tasks import end_tasks
 from nekro.extensions.plugin_pages import webhooks

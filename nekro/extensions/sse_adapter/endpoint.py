@@ -22,7 +22,7 @@ from loguru import logger
 from pydantic import ValidationError
 from sse_starlette import EventSourceResponse
 
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.extensions.sse_adapter import SSE_ADAPTER
 from nekro.extensions.sse_adapter.models import (
     AtSegment,

@@ -21,7 +21,7 @@ from loguru import logger
 
 from nekro.app.chats.attachments import attachments_of
 from nekro.app.chats.files import ChatFiles
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.base.tasks import log_errors
 from nekro.extensions.sse_adapter import SSE_ADAPTER
 from nekro.extensions.sse_adapter.models import MediaSegment

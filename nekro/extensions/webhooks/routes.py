@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from broker_config.embedded import resolve_signing_key
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.extensions.webhooks.sender import WebhookSender, webhook_secret
 from nekro.gateway.dependencies import IdentityDep, ServicesDep
 from nekro.gateway.extensions import GatewayPart, running

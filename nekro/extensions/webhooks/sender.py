@@ -23,7 +23,7 @@ from loguru import logger
 from standardwebhooks import Webhook as Signature
 
 from broker_config.embedded import resolve_signing_key
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.base.metrics import metrics
 from nekro.base.tasks import end_tasks, log_errors
 from nekro.gateway.extensions import Running

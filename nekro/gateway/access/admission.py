@@ -19,7 +19,7 @@ from fastapi import Request
 from nekro.app.budgets import day_of
 from nekro.app.chats.attachments import Attachment
 from nekro.app.chats.files import ChatFiles
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.gateway.dependencies import identity_of
 from nekro.gateway.identity import Identity
 from nekro.gateway.problems import ProblemError

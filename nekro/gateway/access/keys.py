@@ -27,8 +27,8 @@ from fastapi import Request
 
 from broker_config.secret_files import secret_path, secret_text
 from broker_config.settings import Settings
-from nekro.app.composition import Services
 from nekro.app.http_server import is_loopback
+from nekro.app.services import Services
 from nekro.gateway.access.sessions import require_own_page, session_of, takes_session
 from nekro.gateway.access.signed_texts import opened_ticket
 from nekro.gateway.identity import LOCAL, Identity, Scope

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.gateway.dependencies import IdentityDep, PathText, ServicesDep
 from nekro.gateway.idempotency import OnceDep
 from nekro.gateway.identity import Identity, Scope, record_act

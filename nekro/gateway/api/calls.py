@@ -20,10 +20,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
+from nekro.app import use_cases
 from nekro.app.calls.records import value_of
 from nekro.app.catalogue import is_command, listed_commands
 from nekro.app.chats.files import ChatFiles
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.base.plain import to_json_value
 from nekro.base.tasks import end_tasks
 from nekro.gateway.access.admission import begin_paying, require_rounds_worker
@@ -247,7 +248,8 @@ async def call_method(
 
     async def ask() -> Call:
         await begin_paying(services, identity, call_id, given)
-        row = await services.ask_approval(
+        row = await use_cases.ask_approval(
+            services,
             body.method,
             tuple(body.args),
             body.kwargs,
@@ -259,7 +261,8 @@ async def call_method(
 
     async def work() -> Call:
         await begin_paying(services, identity, call_id, given)
-        envelope = await services.invoke(
+        envelope = await use_cases.invoke(
+            services,
             body.method,
             tuple(body.args),
             body.kwargs,
@@ -321,8 +324,8 @@ async def run_command(
     call_id = once.id
 
     async def work() -> CommandResult:
-        responses = await services.run_command(
-            body.line, who=who, timeout_seconds=body.timeout_seconds, call_id=call_id
+        responses = await use_cases.run_command(
+            services, body.line, who=who, timeout_seconds=body.timeout_seconds, call_id=call_id
         )
         files = services.files_of(await services.chat(body.chat_key))
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.gateway.dependencies import IdentityDep, PathText, ServicesDep
 from nekro.gateway.idempotency import OnceDep
 from nekro.gateway.identity import Identity, Scope, record_act
@@ -60,7 +60,7 @@ async def get_plugin_config(
     """Show a plugin's configuration, its JSON schema, and which secrets are set, but no secret."""
     identity.require_all(Scope.ADMIN)
     await _require_plugin(services, plugin_key)
-    return PluginConfig.model_validate(await services.plugin_config(plugin_key))
+    return PluginConfig.model_validate(await services.fleet_hooks.config(plugin_key, None))
 
 
 @router.patch("/plugins/{plugin_key}/config")
@@ -77,7 +77,7 @@ async def change_plugin_config(
     async with services.database.begin() as transaction:
         names = {"fields": sorted(body.values)}
         await record_act(transaction.audit, request, identity, "plugin.configure", plugin_key, names)
-    return PluginConfig.model_validate(await services.plugin_config(plugin_key, body.values))
+    return PluginConfig.model_validate(await services.fleet_hooks.config(plugin_key, body.values))
 
 
 @router.post("/plugins/{plugin_key}/enable", response_model=PluginState)

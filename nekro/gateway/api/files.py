@@ -22,7 +22,7 @@ from pydantic import RootModel
 from broker_config.settings import RetentionSettings
 from nekro.app.chats.attachments import Attachment, FileIds, FileRef
 from nekro.app.chats.files import ChatFile, ChatFiles
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.gateway.access.admission import KeyFiles, file_removed
 from nekro.gateway.dependencies import ChatKey, IdentityDep, PathText, ServicesDep
 from nekro.gateway.forms import BYTES_BODY, FILES_BODY, digest_of, open_body, open_form, store_files

@@ -14,8 +14,8 @@ from fastapi import APIRouter, Query, Request, Response
 from redis.exceptions import RedisError
 
 from nekro.app.budgets import day_of, read_budgets, read_costs
-from nekro.app.composition import Services
 from nekro.app.http_server import METRICS_TYPE
+from nekro.app.services import Services
 from nekro.base.metrics import start_metrics
 from nekro.broker.broker_figures import QueueFigures, read_dead, read_queues
 from nekro.broker.dead_letters import DeadLetters, DeadPosition

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from nekro.app.composition import Services
 from nekro.app.jobs import cancel_job as cancel_stored_job
 from nekro.app.jobs import retry_job as retry_stored_job
 from nekro.app.jobs import signal_job as signal_stored_job
+from nekro.app.services import Services
 from nekro.app.timers import Timer as TimerRow
 from nekro.app.timers import TimerChange, id_of, timers_after, timers_of
 from nekro.app.timers import change_timer as change_stored_timer

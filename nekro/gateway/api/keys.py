@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 
 from broker_config.embedded import resolve_signing_key
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.gateway.access.keys import create_key as create_stored_key
 from nekro.gateway.access.keys import is_secret_of, key_text, new_key
 from nekro.gateway.access.keys import revoke_key as revoke_stored_key

@@ -9,8 +9,9 @@ from typing import Annotated, Final, Literal
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from nekro.app.composition import Services
+from nekro.app import use_cases
 from nekro.app.rounds.stop import StoppedRounds
+from nekro.app.services import Services
 from nekro.gateway.access.admission import KeyFiles
 from nekro.gateway.dependencies import ChatKey, HubDep, IdentityDep, ServicesDep
 from nekro.gateway.forms import MESSAGE_BODY, open_message, store_files
@@ -120,7 +121,7 @@ async def reset_chat(
     identity.require(Scope.POST, chat_key=chat_key)
 
     async def work() -> Reset:
-        return _stopped(await services.reset_chat(chat_key))
+        return _stopped(await use_cases.reset_chat(services, chat_key))
 
     return await once.run(work)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.gateway.dependencies import ChatKey, IdentityDep, PathText, ServicesDep
 from nekro.gateway.idempotency import OnceDep
 from nekro.gateway.identity import Identity, Scope

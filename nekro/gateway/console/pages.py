@@ -12,7 +12,7 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.gateway.dependencies import ServicesDep
 from nekro.gateway.problems import ProblemError
 from nekro.gateway.web.responses import accepts, has_etag

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.broker.broker_figures import dead_mark, read_queues
 from nekro.gateway.identity import Identity, Scope
 from nekro.gateway.web.responses import json_text

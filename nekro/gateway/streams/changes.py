@@ -18,7 +18,7 @@ from datetime import timedelta
 from itertools import chain
 from typing import Final
 
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.base.tasks import end_tasks, log_errors
 from nekro.gateway.identity import Identity
 from nekro.gateway.streams.change_kinds import SOURCES, ChangeReader, Hint, Marks, kinds_of

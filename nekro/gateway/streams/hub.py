@@ -19,7 +19,7 @@ from typing import Final, Protocol, TypeVar
 
 from loguru import logger
 
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.base.tasks import end_tasks, log_errors
 from nekro.gateway.identity import Identity
 from nekro.gateway.streams.events import Channel, Position, Reader, StreamEvent, mark_of, stream_event

@@ -10,7 +10,7 @@ from contextlib import suppress
 from loguru import logger
 
 from broker_config.topology import EVENTS_ADDED, LIVE_EVENT
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.base.tasks import end_tasks
 from nekro.broker.event_watch import EventWatcher, WatchedEvent
 from nekro.gateway.streams.events import StreamEvent, live_event

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mcp_types import CallToolResult
 
 from nekro.app.calls.dispatch import CallScope
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.broker.tracing.tool_span import tool_span
 from nekro.extensions.mcp.server.callers import Caller
 from nekro.extensions.mcp.server.methods import arguments_of

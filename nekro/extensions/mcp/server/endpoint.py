@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from broker_config.embedded import resolve_signing_key
 from broker_config.settings import GatewaySettings
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.extensions.mcp.server.callers import Caller, Sessions, caller_of
 from nekro.gateway.dependencies import identity_of
 from nekro.gateway.extensions import Running, running

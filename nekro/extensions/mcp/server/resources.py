@@ -22,8 +22,8 @@ from mcp_types import (
 )
 
 from nekro.app.approvals.shown import call_line
-from nekro.app.composition import Services
 from nekro.app.jobs import cancel_job
+from nekro.app.services import Services
 from nekro.base.plain import encodable
 from nekro.extensions.mcp.server.callers import Caller
 from nekro.extensions.mcp.server.results import Report, data_result, text_of

@@ -14,7 +14,7 @@ from mcp_types import CallToolResult, ContentBlock, ImageContent, TextContent
 
 from nekro.agent.multimodal import image_data
 from nekro.app.calls.records import value_of
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.base.plain import encodable, to_json_value
 from nekro.base.tasks import end_tasks
 from nekro.gateway.problems import ProblemError

@@ -34,7 +34,7 @@ from mcp_types import (
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.base.plain import encodable
 from nekro.base.release import release
 from nekro.extensions.mcp.server import resources, tools

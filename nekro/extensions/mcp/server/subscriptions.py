@@ -24,7 +24,7 @@ from mcp.server.subscriptions import (
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, SubscriptionsListenRequestParams, SubscriptionsListenResult
 
-from nekro.app.composition import Services
+from nekro.app.services import Services
 from nekro.extensions.mcp.server.callers import Caller
 from nekro.extensions.mcp.server.resources import chat_of, messages_uri
 from nekro.gateway.dependencies import take_stream
