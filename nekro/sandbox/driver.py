@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nekro.sandbox.models import Limit
+from nekro_agent.errors import SandboxUnavailableError
 
 __all__ = [
     "Capability",
@@ -21,6 +22,7 @@ __all__ = [
     "SandboxDriver",
     "SandboxSpec",
     "Usage",
+    "check_of",
 ]
 
 
@@ -35,6 +37,14 @@ class Check:
     fix: str = ""
     #: Whether the driver is useless without it.
     needed: bool = True
+
+
+def check_of(name: str, look: Callable[[], str]) -> Check:
+    """Return the check for an attempt: ok with its result, or failed with the error that it raised."""
+    try:
+        return Check(name=name, ok=True, detail=look())
+    except SandboxUnavailableError as exc:
+        return Check(name=name, ok=False, detail=str(exc))
 
 
 class Enforcer(StrEnum):

@@ -88,6 +88,12 @@ class Interpreter:
     note: str = ""
 
     @property
+    def description(self) -> str:
+        """Path, version and note, for people."""
+        version = ".".join(map(str, self.version))
+        return f"{self.executable}, Python {version}{f' ({self.note})' if self.note else ''}"
+
+    @property
     def in_usr(self) -> bool:
         """Whether it is below ``/usr``, which is visible anyway."""
         return self.prefix == Path("/usr") or Path("/usr") in self.prefix.parents

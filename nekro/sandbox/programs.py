@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import resource
 import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
@@ -28,20 +27,13 @@ from loguru import logger
 from broker_config.secret_files import refuse_secret_path
 from broker_config.settings import SandboxSettings
 from nekro.base.tasks import clean_up_timeout
-from nekro.sandbox.drivers.bwrap import StartSockets, become, memory_file, verify_isolation
+from nekro.sandbox.drivers.bwrap_args import ProgramSpec, environment_inside, program_arguments, visible_paths
 from nekro.sandbox.drivers.bwrap_tools import Tools, find_tools
-from nekro.sandbox.drivers.hints import explain_denied_call, explain_start_failure
-from nekro.sandbox.drivers.program_args import (
-    ProgramSpec,
-    environment_inside,
-    find_executable,
-    program_arguments,
-    visible_paths,
-)
+from nekro.sandbox.drivers.isolated import Launched, isolated_start, memory_file, verify_isolation
 from nekro.sandbox.filter.calls import PROGRAMS
 from nekro.sandbox.filter.seccomp import build_filter, filter_fd
 from nekro.sandbox.leftovers import end_launch, end_orphans, launch_mark
-from nekro.sandbox.limits.cgroups import Group, find_cgroups
+from nekro.sandbox.limits.cgroups import Cgroups, Group, find_cgroups
 from nekro.sandbox.limits.processes import processes_beside, usage_of
 from nekro.sandbox.users import UserHold, hold_user
 from nekro_agent.durations import PROGRAM_SECONDS
@@ -189,14 +181,10 @@ class ProgramStarter:
         for path in spec.files:
             if not path.exists():
                 raise SandboxUnavailableError(f"the declared path {path} does not exist on this host")
-        executable = await asyncio.to_thread(find_executable, spec)
+        executable = await asyncio.to_thread(_find_executable, spec)
         hold = hold_user(spec.key, settings=self._settings)
         try:
-            with contextlib.ExitStack() as descriptors:
-                return await self._start(spec, executable, hold, descriptors)
-        except OSError as exc:
-            hold.release()
-            raise SandboxUnavailableError(explain_denied_call(exc)) from exc
+            return await self._start(spec, executable, hold)
         except BaseException:
             hold.release()
             raise
@@ -207,12 +195,12 @@ class ProgramStarter:
         Raises:
             SandboxUnavailableError: there is no such program.
         """
-        executable = await asyncio.to_thread(find_executable, spec)
+        executable = await asyncio.to_thread(_find_executable, spec)
         variables = environment_inside(spec, executable) | {"HOME": str(spec.home)}
         del variables["TMPDIR"]
         try:
             command = tied_to_this_process(str(executable), *spec.command[1:])
-            process = await self._run(command, env=variables, cwd=str(spec.home))
+            process = await _run(command, env=variables, cwd=str(spec.home))
         except OSError as exc:
             raise SandboxUnavailableError(f"{executable} cannot be started: {exc.strerror}") from exc
         return Program(
@@ -230,69 +218,49 @@ class ProgramStarter:
             _pidfd=os.pidfd_open(process.pid),
         )
 
-    async def _start(
-        self, spec: ProgramSpec, executable: Path, hold: UserHold, descriptors: contextlib.ExitStack
-    ) -> Program:
-        group = await asyncio.to_thread(self._make_group, spec)
-        sockets, mark = StartSockets(descriptors), launch_mark()
-        process = None
-        try:
+    async def _start(self, spec: ProgramSpec, executable: Path, hold: UserHold) -> Program:
+        cgroups = await asyncio.to_thread(self._cgroups, spec)
+        async with isolated_start(cgroups) as start:
+            group, mark = start.group, launch_mark()
             await asyncio.to_thread(_give_home, spec.home, hold.uid)
-            fds = self._descriptors(spec, hold.uid, strict=group is None)
-            for fd in fds:
-                descriptors.callback(os.close, fd)
+            fds = [start.hold(fd) for fd in self._descriptors(spec, hold.uid, strict=group is None)]
             visible = visible_paths(spec, executable)
-            pinned = await asyncio.to_thread(_pinned, visible, spec.secrets, descriptors)
+            pinned = await asyncio.to_thread(_pinned, visible, spec.secrets, start.descriptors)
             by_fd = pinned if self.tools.binds_descriptors else {}
             arguments = program_arguments(
                 spec,
                 executable,
                 visible=visible,
                 descriptors=by_fd,
-                info_fd=sockets.info_write,
                 seccomp_fd=fds[0],
                 passwd_fd=fds[1],
                 root_mode=self.root_mode,
                 zero_device=group is not None,
             )
-            command = [
-                self.tools.bwrap, "--args", str(sockets.arguments_read), "--",
-                *(become(self.tools.setpriv, hold.uid) if self.root_mode else ()),
-                *_limits(spec, has_group=group is not None), str(executable), *spec.command[1:],
-            ]  # fmt: skip
             if "\0" in "".join(arguments):  # a value would become further arguments
                 raise SandboxUnavailableError("its declaration has a value with a NUL character")
-            inherited = (*fds, *by_fd.values(), sockets.info_write, sockets.arguments_read)
-            process = await self._run(command, env=mark, cwd="/", pass_fds=inherited)
-            if group is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    group.attach(process.pid)
-            sockets.send_arguments("\0".join(arguments).encode())
-            child = await self._first_pid(process, sockets)
+            launched = await start.run(
+                partial(_launch, mark=mark),
+                self.tools,
+                arguments,
+                [*_limits(spec, has_group=group is not None), str(executable), *spec.command[1:]],
+                fds=[*fds, *by_fd.values()],
+                uid=hold.uid if self.root_mode else None,
+            )
             return Program(
-                process=process,
-                confinement=_confinement(spec, hold.uid, group, child),
+                process=launched.process,
+                confinement=_confinement(spec, hold.uid, group, start.first_pid),
                 memory_bytes=spec.memory_bytes,
-                first_pid=child,
-                _pidfd=os.pidfd_open(child),
+                first_pid=start.first_pid,
+                _pidfd=start.pidfd,
                 _group=group,
                 _hold=hold,
                 _mark=mark,
             )
-        except BaseException as exc:
-            if process is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-            await asyncio.to_thread(group.remove if group is not None else lambda: end_launch(mark))
-            if isinstance(exc, ProcessLookupError):
-                raise SandboxUnavailableError("it ended while it was started") from exc
-            raise
 
-    def _make_group(self, spec: ProgramSpec) -> Group | None:
+    def _cgroups(self, spec: ProgramSpec) -> Cgroups | None:
         limits = {"memory_bytes": spec.memory_bytes, "max_processes": spec.max_processes}
-        cgroups, _ = find_cgroups(self._settings.model_copy(update=limits))
-        return cgroups.create() if cgroups is not None else None
+        return find_cgroups(self._settings.model_copy(update=limits))[0]
 
     def _descriptors(self, spec: ProgramSpec, uid: int, *, strict: bool) -> tuple[int, int]:
         families = (*_ALONE, socket.AF_NETLINK) if spec.network else _ALONE
@@ -301,39 +269,56 @@ class ProgramStarter:
         passwd = f"root:x:0:0::/:/bin/false\nprogram:x:{inside}:{inside}::/home/program:/bin/false\n"
         return filter_fd(program), memory_file("passwd", passwd.encode())
 
-    @staticmethod
-    async def _run(
-        command: list[str], *, env: dict[str, str], cwd: str, pass_fds: tuple[int, ...] = ()
-    ) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=pass_fds,
-            env=env,
-            cwd=cwd,
-            limit=_READ_AHEAD_BYTES,
-            start_new_session=True,
-        )
 
-    @staticmethod
-    async def _first_pid(process: asyncio.subprocess.Process, sockets: StartSockets) -> int:
-        try:
-            async with asyncio.timeout(PROGRAM_SECONDS):
-                return int(json.loads(await sockets.read_info())["child-pid"])
-        except (ValueError, KeyError, TimeoutError) as exc:
-            words = b""
-            if process.stderr is not None:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(1):
-                        words = await process.stderr.read(4096)
-            raise SandboxUnavailableError(explain_start_failure(words.decode("utf-8", "replace"))) from exc
+@dataclass(kw_only=True)
+class _LaunchedProgram(Launched):
+    async def words(self) -> str:
+        words = b""
+        if self.process.stderr is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    words = await self.process.stderr.read(4096)
+        return words.decode("utf-8", "replace")
+
+
+async def _launch(command: Sequence[str], fds: Sequence[int], *, mark: dict[str, str]) -> _LaunchedProgram:
+    return _LaunchedProgram(process=await _run(command, env=mark, cwd="/", pass_fds=fds), mark=mark)
+
+
+async def _run(
+    command: Sequence[str], *, env: Mapping[str, str], cwd: str, pass_fds: Sequence[int] = ()
+) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=pass_fds,
+        env=env,
+        cwd=cwd,
+        limit=_READ_AHEAD_BYTES,
+        start_new_session=True,
+    )
 
 
 async def _read_rest(stream: asyncio.StreamReader | None) -> None:
     while stream is not None and await stream.read(_READ_AHEAD_BYTES):
         pass
+
+
+def _find_executable(spec: ProgramSpec) -> Path:
+    """Return the path of the program's executable on the host.
+
+    Raises:
+        SandboxUnavailableError: there is none; the message names it.
+    """
+    name = spec.command[0]
+    found = shutil.which(name, path=spec.environment.get("PATH"))
+    if found is None:
+        raise SandboxUnavailableError(
+            f"there is no program {name!r} on this host; install it, or give its absolute path"
+        )
+    return Path(found).absolute()
 
 
 def _pinned(

@@ -11,6 +11,7 @@ from sandbox_lab import lab
 from waiting import WAIT_SECONDS, eventually
 
 from nekro.sandbox.driver import SandboxSpec
+from nekro.sandbox.drivers import isolated
 from nekro.sandbox.drivers.bwrap import BwrapDriver
 from nekro.sandbox.drivers.process import ProcessSandbox
 from nekro.sandbox.models import StopType
@@ -100,20 +101,20 @@ async def test_closing_the_manager_ends_waiting_sandboxes(driver: CountingDriver
     assert not driver.started[0].alive
 
 
-class _LateDriver(BwrapDriver):
-    """Looks at a sandbox's process when the process has ended."""
-
-    async def _child_pid(self, *arguments: Any) -> int:
-        child = await super()._child_pid(*arguments)
-        await eventually(lambda: not Path(f"/proc/{child}").exists(), what="the end of the process")
-        return child
-
-
-@pytest.mark.parametrize("driver", [BwrapDriver, _LateDriver])
+@pytest.mark.parametrize("is_late", [False, True])
 async def test_failed_preparation_fails_the_run_again(
-    bwrap_driver: BwrapDriver, tmp_path: Path, driver: type[BwrapDriver]
+    bwrap_driver: BwrapDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_late: bool
 ) -> None:
-    broken = driver(bwrap_driver._settings)
+    async def late(*arguments: Any) -> int:
+        """Look at a sandbox's process when the process has ended."""
+        first_pid = await look(*arguments)
+        await eventually(lambda: not Path(f"/proc/{first_pid}").exists(), what="the end of the process")
+        return first_pid
+
+    if is_late:
+        look = isolated._first_pid
+        monkeypatch.setattr(isolated, "_first_pid", late)
+    broken = BwrapDriver(bwrap_driver._settings)
     broken.__dict__["_runner"] = b"raise SystemExit('broken')"
     async with lab(tmp_path, use=broken) as box:
         await box.prepare()

@@ -1,10 +1,13 @@
-"""The bubblewrap command line of a sandbox: what exists inside and under which user."""
+"""The command lines of bubblewrap: what exists inside, and under which user.
+
+There are two: for code of a model, and for a program that an operator installed, such as an MCP server.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,23 +19,27 @@ from nekro.sandbox.interpreter import PROGRAM_INSIDE, SITE_INSIDE, Interpreter
 
 __all__ = [
     "LAYERS_INSIDE",
-    "SYSTEM_DIRECTORIES",
     "VISIBLE_PROC",
     "BwrapFds",
-    "as_root",
-    "as_user",
+    "ProgramSpec",
     "bwrap_arguments",
-    "device_mounts",
-    "directories",
-    "proc_mounts",
+    "environment_inside",
+    "program_arguments",
     "runner_environment",
+    "visible_paths",
 ]
 
 LAYERS_INSIDE: Final = "/opt/layers"
 #: User id of the code inside its own user namespace, in user mode.
 _USER_INSIDE: Final = "65534"
-#: Directories of the host besides /usr where programs and libraries are.
-SYSTEM_DIRECTORIES: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+#: Home of a program.
+_HOME_INSIDE: Final = "/home/program"
+#: Directories of the host where programs and libraries are. They are visible, so a bind of a path below one
+#: of them would hide nothing.
+_SYSTEM: Final = tuple(Path("/", name) for name in ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"))
+#: Configuration that programs read, and what they need to look up names and to check certificates.
+_CONFIGURATION: Final = ("alternatives", "ld.so.cache", "localtime", "mime.types", "gitconfig")
+_NETWORK: Final = ("hosts", "nsswitch.conf", "resolv.conf", "services", "ssl", "pki", "ca-certificates")
 _DEVICES: Final = ("null", "full", "urandom")
 #: Visible entries of /proc besides the directories of processes; entries of later kernels are hidden.
 #: First those that libraries read, then constant facts of the hardware, entries of the sandbox's own
@@ -55,7 +62,6 @@ class BwrapFds:
 
     seccomp: int
     runner: int
-    info: int
     #: None where this bubblewrap cannot bind descriptors.
     shared: int | None
     uploads: int | None
@@ -98,72 +104,63 @@ def bwrap_arguments(
             cgroup counts.
     """
     return [
-        "--info-fd", str(fds.info),
-        *(as_root() if root_mode else as_user()),
-        "--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox",
-        "--clearenv", *_environment(interpreter),
-        *directories(("/opt", "/opt/sandbox", "/app", "/etc")),
-        *_system(interpreter, root_mode=root_mode),
-        *proc_mounts(root_mode=root_mode),
-        *device_mounts(settings.tmp_bytes, zero_device=zero_device),
+        *_namespaces("sandbox", root_mode=root_mode, network=False),
+        *_environment(runner_environment(interpreter)),
+        *_directories(("/opt", "/opt/sandbox", "/app", "/etc")),
+        *_system(("ld.so.cache",)),
+        *_proc_mounts(root_mode=root_mode),
+        *_device_mounts(settings.tmp_bytes, zero_device=zero_device),
         *_python(interpreter, root_mode=root_mode),
         "--perms", "0444", "--ro-bind-data", str(fds.runner), PROGRAM_INSIDE,
         *_layers(spec.layers),
-        *_bind(fds.shared, spec.shared_dir, "/app/shared", read_only=False),
-        *_bind(fds.uploads, spec.uploads_dir, "/app/uploads", read_only=True),
+        *_bind(spec.shared_dir, "/app/shared", fd=fds.shared, writable=True),
+        *_bind(spec.uploads_dir, "/app/uploads", fd=fds.uploads),
         "--chdir", "/app",
         "--seccomp", str(fds.seccomp),
         "--remount-ro", "/",
     ]  # fmt: skip
 
 
-def as_user(*, network: bool = False) -> list[str]:
-    """Return the options of user mode.
-
-    Args:
-        network: whether the host's network is shared.
-    """
-    return [
-        "--unshare-all", *(["--share-net"] if network else []), "--unshare-user", "--disable-userns",
-        "--cap-drop", "ALL", "--uid", _USER_INSIDE, "--gid", _USER_INSIDE,
-    ]  # fmt: skip
-
-
-def as_root(*, network: bool = False) -> list[str]:
-    """Return the options of root mode; see ``as_user``."""
-    # Without a user namespace: in one, host root would stay host root outside of it. setpriv needs the
+def _namespaces(hostname: str, *, root_mode: bool, network: bool) -> list[str]:
+    share_net = ["--share-net"] if network else []
+    unshare_net = [] if network else ["--unshare-net"]
+    # Root gets no user namespace: in one, host root would stay host root outside of it. setpriv needs the
     # three capabilities to change the user, and drops them.
-    return [
-        "--unshare-pid", *([] if network else ["--unshare-net"]), "--unshare-ipc", "--unshare-uts",
-        "--unshare-cgroup-try",
+    as_root = [
+        "--unshare-pid", *unshare_net, "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
         "--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP",
     ]  # fmt: skip
+    as_user = [
+        "--unshare-all", *share_net, "--unshare-user", "--disable-userns",
+        "--cap-drop", "ALL", "--uid", _USER_INSIDE, "--gid", _USER_INSIDE,
+    ]  # fmt: skip
+    mode = as_root if root_mode else as_user
+    return [*mode, "--die-with-parent", "--new-session", "--as-pid-1", "--hostname", hostname]
 
 
-def _environment(interpreter: Interpreter) -> list[str]:
-    pairs = runner_environment(interpreter).items()
-    return [word for name, value in pairs for word in ("--setenv", name, value)]
+def _environment(variables: Mapping[str, str]) -> Iterator[str]:
+    yield "--clearenv"
+    for name, value in variables.items():
+        yield from ("--setenv", name, value)
 
 
-def _system(interpreter: Interpreter, *, root_mode: bool) -> list[str]:
-    arguments = ["--ro-bind", "/usr", "/usr"]
-    for name in SYSTEM_DIRECTORIES:
-        path = Path("/") / name
+def _system(configuration: Iterable[str]) -> Iterator[str]:
+    for path in _SYSTEM:
         if path.is_symlink():
-            arguments += ["--symlink", os.readlink(path), str(path)]
+            yield from ("--symlink", os.readlink(path), str(path))
         elif path.is_dir():
-            arguments += ["--ro-bind", str(path), str(path)]
-    arguments += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
-    # Hidden, unless the interpreter is there: its contents belong to the host.
-    if Path("/usr/local").is_dir() and Path("/usr/local") not in interpreter.executable.parents:
-        arguments += _empty("/usr/local", root_mode=root_mode)
-    return arguments
+            yield from _bind(path, str(path))
+    for name in configuration:
+        # Resolved, because a link such as that of resolv.conf may point outside of what is visible.
+        source = Path("/etc", name)
+        if source.exists():
+            yield from _bind(source.resolve(), str(source))
 
 
-def proc_mounts(*, root_mode: bool) -> list[str]:
+def _proc_mounts(*, root_mode: bool) -> list[str]:
     """Return the options for /proc without what describes the host."""
     arguments = ["--proc", "/proc"]
-    for path in _hiddendirectories():
+    for path in _hidden_directories():
         arguments += _empty(path, root_mode=root_mode)
     for path in _hidden_files():
         arguments += ["--ro-bind", "/dev/null", path]
@@ -176,7 +173,7 @@ def _hidden_files() -> tuple[str, ...]:
 
 
 @cache
-def _hiddendirectories() -> tuple[str, ...]:
+def _hidden_directories() -> tuple[str, ...]:
     below_sys = [Path("/proc", name) for name in _HIDDEN_SYSCTL]
     return tuple(str(path) for path in (*_open_entries(), *below_sys) if path.is_dir())
 
@@ -188,7 +185,7 @@ def _open_entries() -> list[Path]:
     return [path for path in hidden if path.lstat().st_mode & stat.S_IROTH]
 
 
-def device_mounts(tmp_bytes: int, *, zero_device: bool) -> list[str]:
+def _device_mounts(tmp_bytes: int, *, zero_device: bool) -> list[str]:
     """Return the options for /dev and /tmp; the latter and /dev/shm have ``tmp_bytes`` each."""
     arguments = ["--perms", "0755", "--size", _EMPTY_BYTES, "--tmpfs", "/dev"]
     for name in (*_DEVICES, *(("zero",) if zero_device else ())):
@@ -211,7 +208,7 @@ def _empty(path: str, *, root_mode: bool) -> list[str]:
     return ["--perms", "0555", "--size", _EMPTY_BYTES, "--tmpfs", path, *read_only]
 
 
-def directories(paths: Iterable[str]) -> list[str]:
+def _directories(paths: Iterable[str]) -> list[str]:
     """Return the options for directories that every user may enter."""
     # Each parent is listed: directories that bubblewrap creates implicitly are closed to other users.
     return [word for path in paths for word in ("--perms", "0755", "--dir", path)]
@@ -219,26 +216,132 @@ def directories(paths: Iterable[str]) -> list[str]:
 
 def _python(interpreter: Interpreter, *, root_mode: bool) -> list[str]:
     arguments: list[str] = []
+    # Hidden, unless the interpreter is there: its contents belong to the host.
+    if Path("/usr/local").is_dir() and Path("/usr/local") not in interpreter.executable.parents:
+        arguments += _empty("/usr/local", root_mode=root_mode)
     if not interpreter.in_usr:
-        arguments += ["--ro-bind", str(interpreter.prefix), str(interpreter.inside(interpreter.prefix))]
+        arguments += _bind(interpreter.prefix, str(interpreter.inside(interpreter.prefix)))
     for path in interpreter.hidden:
         arguments += _empty(str(interpreter.inside(path)), root_mode=root_mode)
     if interpreter.site:
-        arguments += directories((str(SITE_INSIDE),))
+        arguments += _directories((str(SITE_INSIDE),))
     for path, inside in zip(interpreter.site, interpreter.site_inside, strict=True):
-        arguments += ["--ro-bind", str(path), inside]
+        arguments += _bind(path, inside)
     return arguments
 
 
 def _layers(layers: Iterable[Path]) -> list[str]:
-    arguments = directories((LAYERS_INSIDE,))
+    arguments = _directories((LAYERS_INSIDE,))
     for index, path in enumerate(layers):
-        arguments += ["--ro-bind", str(path), f"{LAYERS_INSIDE}/{index}"]
+        arguments += _bind(path, f"{LAYERS_INSIDE}/{index}")
     return arguments
 
 
-def _bind(fd: int | None, path: Path, inside: str, *, read_only: bool) -> list[str]:
-    option = "--ro-bind" if read_only else "--bind"
-    if fd is None:
-        return [option, str(path), inside]
-    return [f"{option}-fd", str(fd), inside]
+def _bind(path: Path, inside: str, *, fd: int | None = None, writable: bool = False) -> list[str]:
+    option = "--bind" if writable else "--ro-bind"
+    return [option, str(path), inside] if fd is None else [f"{option}-fd", str(fd), inside]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramSpec:
+    """One program, and what it sees of the host."""
+
+    #: Names the owner of its files: programs of different keys run as different host users where possible.
+    key: str
+    command: tuple[str, ...]
+    #: Its whole environment, besides HOME, LANG, PATH and TMPDIR.
+    environment: Mapping[str, str]
+    #: Its own writable directory; exists.
+    home: Path
+    #: Paths of the host that it sees at the same place, and whether it may write there.
+    files: Mapping[Path, bool]
+    #: Files and directories of the host that it must not see, each with what it is.
+    secrets: Mapping[Path, str]
+    network: bool
+    memory_bytes: int
+    max_processes: int
+    tmp_bytes: int = 256 << 20
+
+
+def environment_inside(spec: ProgramSpec, executable: Path) -> dict[str, str]:
+    """Return the whole environment of the program; it contains no other variable of the service."""
+    return {
+        "LANG": "C.UTF-8",
+        "PATH": f"{executable.parent}:/usr/local/bin:/usr/bin:/bin",
+        **spec.environment,
+        "HOME": _HOME_INSIDE,
+        "TMPDIR": "/tmp",  # noqa: S108 - a path inside
+    }
+
+
+def visible_paths(spec: ProgramSpec, executable: Path) -> dict[Path, bool]:
+    """Return what the program sees of the host besides the system, and whether it may write there."""
+    return {path: False for path in _installation(executable)} | dict(spec.files)
+
+
+def program_arguments(
+    spec: ProgramSpec,
+    executable: Path,
+    *,
+    visible: Mapping[Path, bool],
+    descriptors: Mapping[Path, int],
+    seccomp_fd: int,
+    passwd_fd: int,
+    root_mode: bool,
+    zero_device: bool,
+) -> list[str]:
+    """Return the arguments, without the command that runs inside; see ``bwrap_arguments``.
+
+    Args:
+        visible: the result of ``visible_paths``.
+        descriptors: of those paths, where bubblewrap can bind them.
+    """
+    return [
+        *_namespaces("program", root_mode=root_mode, network=spec.network),
+        *_environment(environment_inside(spec, executable)),
+        *_directories(("/etc", "/home")),
+        *_system((*_CONFIGURATION, *(_NETWORK if spec.network else ()))),
+        "--perms", "0444", "--ro-bind-data", str(passwd_fd), "/etc/passwd",
+        *_proc_mounts(root_mode=root_mode),
+        *_device_mounts(spec.tmp_bytes, zero_device=zero_device),
+        *_binds(visible, descriptors),
+        *_bind(spec.home, _HOME_INSIDE, writable=True),
+        "--chdir", _HOME_INSIDE,
+        "--seccomp", str(seccomp_fd),
+        "--remount-ro", "/",
+    ]  # fmt: skip
+
+
+def _installation(executable: Path) -> Iterator[Path]:
+    """Yield what belongs to an executable outside of the system's directories."""
+    for path in dict.fromkeys((executable, executable.resolve())):
+        if _is_visible(path):
+            continue
+        environment = path.parent.parent
+        configuration = environment / "pyvenv.cfg"
+        if not configuration.is_file():
+            yield path
+            continue
+        yield environment
+        for line in configuration.read_bytes().split(b"\n"):
+            key, _, value = line.partition(b"=")
+            base = Path(os.fsdecode(value.strip())).resolve().parent
+            if key.strip() == b"home" and value.strip() and not _is_visible(base):
+                yield base
+
+
+def _is_visible(path: Path) -> bool:
+    return any(path == top or top in path.parents for top in _SYSTEM)
+
+
+def _binds(files: Mapping[Path, bool], descriptors: Mapping[Path, int]) -> Iterator[str]:
+    """Yield the binds, outer paths first, so that a path inside another one keeps its own access."""
+    made: set[Path] = {Path("/"), Path("/etc"), Path("/home")}
+    bound: list[Path] = []
+    for path in sorted(files, key=lambda path: len(path.parts)):
+        if not any(outer in path.parents for outer in bound):
+            parents = [parent for parent in reversed(path.parents) if parent not in made]
+            made.update(parents)
+            yield from _directories(str(parent) for parent in parents if not _is_visible(parent))
+        yield from _bind(path, str(path), fd=descriptors.get(path), writable=files[path])
+        bound.append(path)

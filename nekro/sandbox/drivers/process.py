@@ -19,7 +19,8 @@ from loguru import logger
 
 from nekro.base.tasks import clean_up_timeout
 from nekro.sandbox.driver import ExitStatus, SandboxSpec, Usage
-from nekro.sandbox.leftovers import end_launch, launch_mark
+from nekro.sandbox.drivers.isolated import Launched
+from nekro.sandbox.leftovers import launch_mark
 from nekro.sandbox.limits.cgroups import Group
 from nekro.sandbox.limits.processes import processes_beside, usage_of
 from nekro.sandbox.models import GONE_SECONDS
@@ -27,21 +28,18 @@ from nekro.sandbox.streams import PROTOCOL, FrameKind, FrameReader, OutputPipe
 from nekro_agent.durations import CLOSE_STEP_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import SandboxProtocolError, SandboxUnavailableError
 
-__all__ = ["Launched", "ProcessSandbox", "expect_hello", "launch"]
+__all__ = ["LaunchedRunner", "ProcessSandbox", "expect_hello", "launch"]
 
 _HELLO_BYTES: Final = 1 << 10
 
 
 @dataclass(kw_only=True)
-class Launched:
+class LaunchedRunner(Launched):
     """A started process that has not sent HELLO yet."""
 
-    process: asyncio.subprocess.Process
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     output: OutputPipe
-    #: Variables in its environment that identify this launch.
-    mark: dict[str, str]
 
     async def words(self) -> str:
         """Return what it printed, for the message of a failed start."""
@@ -51,23 +49,16 @@ class Launched:
         return ""
 
     async def abandon(self) -> None:
-        """Kill and reap it, and end the processes of this launch."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-        await self.process.wait()
-        await asyncio.to_thread(end_launch, self.mark)
+        """Kill and reap it, end the processes of this launch, and close its streams."""
+        await super().abandon()
         self.writer.close()
         self.output.close()
 
 
 async def launch(
-    command: Sequence[str],
-    *,
-    channel: socket.socket,
-    pass_fds: Sequence[int],
-    ours: socket.socket,
-) -> Launched:
-    """Start ``command``, which inherits ``channel``; ``ours`` is the bridge's end of the socket.
+    command: Sequence[str], fds: Sequence[int], *, channel: socket.socket, ours: socket.socket
+) -> LaunchedRunner:
+    """Start ``command``, which inherits ``channel`` and ``fds``; ``ours`` is the bridge's end of the socket.
 
     Must be called on a thread that lives as long as the sandbox: the kernel sends the parent-death
     signal, which ends sandboxes of a killed service, when the *thread* ends.
@@ -87,7 +78,7 @@ async def launch(
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=printed_fd,
                 stderr=asyncio.subprocess.STDOUT,
-                pass_fds=[channel.fileno(), *pass_fds],
+                pass_fds=[channel.fileno(), *fds],
                 env=mark,
                 cwd="/",
             )
@@ -96,7 +87,7 @@ async def launch(
         on_failure.pop_all()
     channel.close()
     reader, writer = await asyncio.open_unix_connection(sock=ours)
-    return Launched(process=process, reader=reader, writer=writer, output=output, mark=mark)
+    return LaunchedRunner(process=process, reader=reader, writer=writer, output=output, mark=mark)
 
 
 async def expect_hello(reader: asyncio.StreamReader) -> None:

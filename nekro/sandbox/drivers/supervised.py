@@ -22,10 +22,9 @@ from typing import Final
 from loguru import logger
 
 from broker_config.settings import SandboxSettings
-from nekro.sandbox.driver import Check, Enforcement, SandboxSpec
+from nekro.sandbox.driver import Check, Enforcement, SandboxSpec, check_of
 from nekro.sandbox.drivers.bwrap_args import runner_environment
-from nekro.sandbox.drivers.checks import check_of, describe_interpreter
-from nekro.sandbox.drivers.process import Launched, ProcessSandbox, expect_hello, launch
+from nekro.sandbox.drivers.process import LaunchedRunner, ProcessSandbox, expect_hello, launch
 from nekro.sandbox.filter.seccomp import build_filter, filter_fd
 from nekro.sandbox.guest import confine
 from nekro.sandbox.interpreter import Access, Interpreter, encode_config, find_interpreter, guest_program
@@ -120,7 +119,7 @@ class _SupervisedDriver:
         try:
             config = self._config(spec, home, channel=theirs.fileno(), gate=gate_read, seccomp=seccomp)
             command = [str(sys.executable), "-I", "-S", str(Path(confine.__file__)), json.dumps(config)]
-            launched = await launch(command, channel=theirs, ours=ours, pass_fds=(gate_read, seccomp))
+            launched = await launch(command, (gate_read, seccomp), channel=theirs, ours=ours)
             return await self._complete(spec, launched, group, gate_write)
         except OSError as exc:
             raise SandboxUnavailableError(f"the {self.name} driver could not start Python: {exc}") from exc
@@ -130,7 +129,7 @@ class _SupervisedDriver:
                 os.close(fd)
 
     async def _complete(
-        self, spec: SandboxSpec, launched: Launched, group: Group | None, gate_write: int
+        self, spec: SandboxSpec, launched: LaunchedRunner, group: Group | None, gate_write: int
     ) -> ProcessSandbox:
         pid = launched.process.pid
         try:
@@ -215,7 +214,7 @@ class LandlockDriver(_SupervisedDriver):
                 detail=f"version {version} of the kernel's interface",
                 fix="use Linux 6.12 or newer, or NEKRO_SANDBOX__DRIVER=bwrap or container",
             ),
-            check_of("interpreter", lambda: describe_interpreter(self.interpreter)),
+            check_of("interpreter", lambda: self.interpreter.description),
             check_of("seccomp", lambda: f"{len(self._filter) // 8} instructions for {platform.machine()}"),
             Check(
                 name="processes",
@@ -246,7 +245,7 @@ class UnsafeDriver(_SupervisedDriver):
                 else "refused: it requires a second switch",
                 fix="" if accepted else f"set {UNSAFE_SWITCH}=1 as well, or another NEKRO_SANDBOX__DRIVER",
             ),
-            check_of("interpreter", lambda: describe_interpreter(self.interpreter)),
+            check_of("interpreter", lambda: self.interpreter.description),
         )
 
     async def start(self, spec: SandboxSpec) -> ProcessSandbox:

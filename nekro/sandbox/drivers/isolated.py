@@ -1,0 +1,241 @@
+"""Start a process below bubblewrap, which isolates it from the host, and undo a start that fails.
+
+Bubblewrap gets its arguments when it is in its control group, and names the first process inside. Whatever
+fails between the creation of the group and the end of the start, the started processes are killed and reaped,
+and the group is removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import signal
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from nekro.sandbox.drivers.bwrap_tools import Tools, explain_denied_call, explain_start_failure
+from nekro.sandbox.leftovers import end_launch
+from nekro.sandbox.limits import proc_files
+from nekro.sandbox.limits.cgroups import Cgroups, Group
+from nekro_agent.durations import PROGRAM_SECONDS
+from nekro_agent.errors import SandboxUnavailableError
+
+__all__ = [
+    "IsolatedStart",
+    "Launched",
+    "isolated_start",
+    "memory_file",
+    "verify_isolation",
+]
+
+
+@dataclass(kw_only=True)
+class Launched(ABC):
+    """A process that was started and is not known yet to run as intended."""
+
+    process: asyncio.subprocess.Process
+    #: Variables in its environment that identify this launch.
+    mark: dict[str, str]
+
+    @abstractmethod
+    async def words(self) -> str:
+        """Return what it printed, for the message of a failed start."""
+
+    async def abandon(self) -> None:
+        """Kill and reap it, and end the processes of this launch."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+        await asyncio.to_thread(end_launch, self.mark)
+
+
+_Launched = TypeVar("_Launched", bound=Launched)
+
+
+class IsolatedStart:
+    """One start; ``on_failure`` undoes it, and ``descriptors`` closes what is open until it has ended."""
+
+    #: Host id of the first process inside, and its descriptor; from the end of ``run`` on.
+    first_pid: int
+    pidfd: int
+
+    def __init__(
+        self,
+        group: Group | None,
+        on_failure: contextlib.AsyncExitStack,
+        descriptors: contextlib.ExitStack,
+    ) -> None:
+        self.group = group
+        self.on_failure = on_failure
+        self.descriptors = descriptors
+
+    def hold(self, fd: int) -> int:
+        """Close a descriptor when the start has ended."""
+        self.descriptors.callback(os.close, fd)
+        return fd
+
+    async def run(
+        self,
+        launch: Callable[[Sequence[str], Sequence[int]], Awaitable[_Launched]],
+        tools: Tools,
+        arguments: Sequence[str],
+        command: Sequence[str],
+        *,
+        fds: Sequence[int],
+        uid: int | None,
+    ) -> _Launched:
+        """Start bubblewrap and, inside, a command; returns bubblewrap.
+
+        Args:
+            launch: starts a command line that inherits descriptors.
+            arguments: bubblewrap's, without the command.
+            fds: descriptors that the arguments name.
+            uid: host user of the command; None: that of this service.
+        """
+        sockets = _StartSockets(self.descriptors)
+        # Arguments go through a socket: every user of the host can read the command line of a process.
+        line = [tools.bwrap, "--args", str(sockets.arguments_read), "--"]
+        line += [*(() if uid is None else _become(tools.setpriv, uid)), *command]
+        launched = await launch(line, (*fds, sockets.info_write, sockets.arguments_read))
+        self.on_failure.push_async_callback(launched.abandon)
+        if self.group is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended; its output is reported below
+                self.group.attach(launched.process.pid)
+        # It waits for its arguments and has started nothing yet: all that it starts is in the group, so a
+        # service that is killed at any point from here on leaves no process outside of it.
+        sockets.send_arguments("\0".join(("--info-fd", str(sockets.info_write), *arguments)).encode())
+        self.first_pid = await _first_pid(launched, sockets)
+        try:
+            self.pidfd = os.pidfd_open(self.first_pid)
+        except ProcessLookupError as exc:  # it has ended
+            raise SandboxUnavailableError(explain_start_failure(await launched.words())) from exc
+        self.on_failure.callback(_kill_and_close, self.pidfd)
+        return launched
+
+
+@contextlib.asynccontextmanager
+async def isolated_start(cgroups: Cgroups | None) -> AsyncIterator[IsolatedStart]:
+    """Yield a start in a control group of its own; whatever fails until the end of the block undoes it.
+
+    Raises:
+        SandboxUnavailableError: a call of the system failed.
+    """
+    async with contextlib.AsyncExitStack() as on_failure:
+        try:
+            group = None if cgroups is None else cgroups.create()
+            if group is not None:
+                on_failure.push_async_callback(asyncio.to_thread, group.remove)
+            with contextlib.ExitStack() as descriptors:
+                yield IsolatedStart(group, on_failure, descriptors)
+        except OSError as exc:
+            raise SandboxUnavailableError(explain_denied_call(exc)) from exc
+        on_failure.pop_all()
+
+
+def _kill_and_close(pidfd: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    os.close(pidfd)
+
+
+async def _first_pid(launched: Launched, sockets: _StartSockets) -> int:
+    try:
+        async with asyncio.timeout(PROGRAM_SECONDS):
+            text = await sockets.read_info()
+        return int(json.loads(text)["child-pid"])
+    except (ValueError, KeyError, TimeoutError) as exc:
+        raise SandboxUnavailableError(explain_start_failure(await launched.words())) from exc
+
+
+class _StartSockets:
+    """The socket with bubblewrap's arguments, and the one on which it names the first process.
+
+    Bubblewrap reads its arguments to their end before it does anything else. Without arguments, because
+    the service was killed, it finds no command in its empty root and ends.
+
+    Sockets and not pipes: the kernel limits the memory of all pipes of a user, and sandboxed code may
+    have that user; and uvloop closes the descriptor of a given pipe twice, and the second time the
+    descriptor may belong to another thread.
+    """
+
+    def __init__(self, descriptors: contextlib.ExitStack) -> None:
+        self._info, self._info_inside = socket.socketpair()
+        self._arguments, self._arguments_inside = socket.socketpair()
+        # A default timeout of the process would make bubblewrap's reads fail while it waits.
+        self._arguments_inside.setblocking(True)
+        self.info_write = self._info_inside.fileno()
+        self.arguments_read = self._arguments_inside.fileno()
+        for end in (self._info, self._info_inside, self._arguments, self._arguments_inside):
+            descriptors.callback(end.close)
+
+    def send_arguments(self, arguments: bytes) -> None:
+        """Start bubblewrap by sending its arguments.
+
+        Raises:
+            OSError: they do not fit into the buffer of a socket.
+        """
+        self._arguments.setblocking(False)
+        # In one step: a part of the arguments would give a sandbox with less isolation.
+        if self._arguments.send(arguments) < len(arguments):
+            raise OSError(errno.ENOBUFS, f"{len(arguments)} bytes of arguments exceed a socket's buffer")
+        self._arguments.close()
+
+    async def read_info(self) -> str:
+        """Return the JSON text of ``--info-fd``, read to its end, as it arrives in pieces."""
+        self._info_inside.close()
+        reader, writer = await asyncio.open_unix_connection(sock=self._info)
+        try:
+            return (await reader.read()).decode()
+        finally:
+            writer.close()
+
+
+def verify_isolation(pid: int, *, uid: int, parent: int) -> None:
+    """Read back from the kernel that a process is confined as intended.
+
+    Args:
+        parent: process that must have started it; another one means that the id was reused.
+
+    Raises:
+        SandboxUnavailableError: it is another process, runs as another user or as root, keeps a
+            capability, may gain privileges, or has no seccomp filter.
+    """
+    status = proc_files.read(f"/proc/{pid}/status")
+    problems = []
+    if int(proc_files.field_of(status, b"PPid")) != parent:
+        problems.append(f"process {parent} did not start it")
+    users = {int(word) for word in proc_files.field_of(status, b"Uid").split()}
+    if users != {uid} or uid == 0:
+        problems.append(f"its host users are {sorted(users)}")
+    if any(int(proc_files.field_of(status, name), 16) for name in (b"CapEff", b"CapPrm")):
+        problems.append("it keeps capabilities")
+    if proc_files.field_of(status, b"NoNewPrivs") != b"1":
+        problems.append("it may gain privileges")
+    if proc_files.field_of(status, b"Seccomp") != b"2":
+        problems.append("it has no seccomp filter")
+    if problems:
+        raise SandboxUnavailableError(f"the sandbox is not isolated: {', '.join(problems)}; no code was run")
+
+
+def _become(setpriv: str, uid: int) -> list[str]:
+    """Return the command that changes to a host user and drops everything that root may do."""
+    # The change of user clears the parent-death signal that bubblewrap set; it is set again
+    # here, as sandboxes would otherwise outlive a killed service.
+    return [
+        setpriv, "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "--no-new-privs",
+        "--bounding-set", "-all", "--inh-caps", "-all", "--ambient-caps", "-all", "--pdeathsig", "KILL",
+    ]  # fmt: skip
+
+
+def memory_file(name: str, data: bytes) -> int:
+    """Return a descriptor of a file in memory, positioned at its start; the caller closes it."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    os.write(fd, data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
