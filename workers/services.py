@@ -7,7 +7,6 @@ imported, at its first use.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from broker_config.embedded import make_data_dir, resolve_settings
@@ -16,12 +15,12 @@ from nekro.app.approvals.requests import ApprovalCheck
 from nekro.app.calls.detached import CallEnds
 from nekro.app.calls.fleet_calls import MessageHooks
 from nekro.app.clock_watch import ClockWatch
+from nekro.app.extensions import imported
+from nekro.app.extensions import loaded as loaded_extensions
 from nekro.app.services import Services
 from nekro.app.timers import TimerFirings
 from nekro.base.shared_property import shared_property
 from nekro.broker.calls import MethodCaller
-from nekro.extensions.mcp.follower import McpServers, try_server
-from nekro.extensions.plugin_pages.hosts import PluginHosts
 from nekro.plugins.commands import CommandTable
 from nekro.plugins.configuration import core_config, package_policy
 from nekro.plugins.hooks import HookFailure, PluginHost
@@ -38,6 +37,7 @@ from workers.calls.progress import CallReports, ProgressAnnouncer
 from workers.calls.remote_hooks import ForwardedHooks, HookForwarder
 from workers.calls.targets import CodeTarget, CommandLines, MethodTargets
 from workers.calls.webhooks import WebhookTargets
+from workers.extensions import WorkerPart
 from workers.jobs.downloads import DownloadSweep
 from workers.ops.sweeper import CallSweep, Sweeper, WatchSweep
 from workers.ops.sweeps import ApprovalSweep, JobSweep, RetentionSweep, TimerSweep, UploadSweep
@@ -122,33 +122,15 @@ class WorkerServices(Services):
             is_wanted=self.states.wants,
             on_change=self.plugins_changed,
         )
-        self.mcp = McpServers(
-            settings,
-            database,
-            loaded,
-            self.host,
-            serves=lane in (Lane.METHODS.value, Lane.PINNED.value),
-            may_run_here=self.may_run_here,
-            is_wanted=self.states.wants,
-            on_change=self.plugins_changed,
-        )
         self.closers["plugin states"] = self._stop_changes
         #: Watches the loop that runs methods; None where each call has a thread or no methods run.
         self.watchdog: LoopWatchdog | None = None
         if lane not in (Lane.LONG.value, Lane.ROUNDS.value):
             self.watchdog = LoopWatchdog(on_block=self.lane_overrides.record, give_up_seconds=lease_seconds)
-        self.plugin_hosts = PluginHosts(
-            role=lane,
-            key=self.signing_key,
-            database=database,
-            plugins=lambda: self.host.plugins,
-            is_pinned=self.lanes.is_pinned,
-            may_run_here=self.may_run_here,
-            watchdog=self.watchdog,
-            address=settings.workers.http_address,
-            advertised=settings.workers.http_advertise,
-            on_failure=loaded.add_error,
-        )
+        self.extensions: list[WorkerPart] = [
+            imported(one.worker)(self) for one in loaded_extensions(settings) if one.worker is not None
+        ]
+        self.closers["extensions"] = self._close_extensions
         self.publisher_of_catalogue = CataloguePublisher(
             database,
             self.background,
@@ -158,7 +140,7 @@ class WorkerServices(Services):
             name=self.node,
             lane=lane,
             lease_seconds=lease_seconds,
-            sites=lambda: self.plugin_hosts.addresses,
+            sites=lambda: {key: at for part in self.extensions for key, at in part.sites.items()},
             timers=callback_timers,
         )
 
@@ -187,7 +169,10 @@ class WorkerServices(Services):
         self.webhooks = WebhookTargets(registry, home_of=self._queue_of_home, watchdog=self.watchdog)
         self.command_lines = CommandLines(self.commands, self.redactor, return_bytes=return_bytes)
         self.forwarded_hooks = ForwardedHooks(
-            self.host, registry, home_of=self._queue_of_home, try_server=partial(try_server, self.mcp)
+            self.host,
+            registry,
+            home_of=self._queue_of_home,
+            of_extensions={name: hook for part in self.extensions for name, hook in part.hooks.items()},
         )
 
     @classmethod
@@ -238,7 +223,8 @@ class WorkerServices(Services):
         self.clocks.start()
         runtime.bind(runtime_of(self, self.host))
         self.closers["runtime"] = runtime.unbind
-        await self.mcp.read()
+        for part in self.extensions:
+            await part.add_plugins()
         if self.role == Lane.ROUNDS.value:
             await self.start_calling()
         if self.watchdog is not None:
@@ -258,18 +244,20 @@ class WorkerServices(Services):
         self.plugins_changed()  # inits may have registered methods and commands
         self.on_progress("connecting to the broker")
         self.states.start()
-        self.mcp.start()
         self.reloader.start(watches=self.settings.plugins.reload)
-        self.closers["plugin routes"] = self.plugin_hosts.close
-        await self.plugin_hosts.start()
+        for part in self.extensions:
+            await part.start()
         self.closers["catalogue"] = self.publisher_of_catalogue.close
         await self.publisher_of_catalogue.start()
         self.log_start()
 
     async def _stop_changes(self) -> None:
         await self.states.close()
-        await self.mcp.close()
         await self.reloader.close()
+
+    async def _close_extensions(self) -> None:
+        for part in reversed(self.extensions):
+            await part.close()
 
     @property
     def hooks(self) -> MessageHooks:

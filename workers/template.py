@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from broker_config.embedded import make_data_dir
 from broker_config.settings import Settings
+from nekro.app.extensions import loaded
 from nekro.app.processes import configure_logs
 from nekro.base.forks import adopt_orphans, flush_streams, thread_count, wait_until_orphaned
 from nekro.broker.celery.names import WORKER_MODULES
@@ -70,7 +71,6 @@ MODULES: Final = (
     "nekro.app.jobs",
     "workers.jobs.downloads",
     "workers.jobs.service",
-    "nekro.extensions.mcp.follower",
     "nekro.app.clock_watch",
     "workers.ops.sweeper",
     "workers.ops.sweeps",
@@ -83,7 +83,6 @@ MODULES: Final = (
     "workers.process",
     "nekro.app.rounds.intake",
     "nekro.app.rounds.stop",
-    "nekro.extensions.plugin_pages.hosts",
 )
 
 
@@ -116,7 +115,8 @@ def run_template(
     """
     above = _begin_below_top()
     configure_logs(settings, lane="template", worker=f"template@{socket.gethostname()}")
-    for name in MODULES:
+    of_extensions = [one.worker.partition(":")[0] for one in loaded(settings) if one.worker is not None]
+    for name in (*MODULES, *of_extensions):
         on_progress(f"loading {name}")
         importlib.import_module(name)
     make_data_dir(settings)

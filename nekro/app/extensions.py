@@ -47,6 +47,8 @@ class Extension:
     gateway: str | None = None
     #: Each a ``LineReader`` that reads people's messages before the agent does; it is made with the database.
     readers: tuple[str, ...] = ()
+    #: Its subclass of ``workers.extensions.WorkerPart``; None: it runs nothing in workers.
+    worker: str | None = None
     commands: tuple[ExtensionCommand, ...] = ()
     #: What `nekro doctor` checks of it: a coroutine function from settings to a list of its checks.
     checks: str | None = None

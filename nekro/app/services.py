@@ -158,7 +158,7 @@ class Services:
         step = CLOSE_STEP_SECONDS
         limits = {
             "catalogue": step,
-            "plugin routes": 2 * step,
+            "extensions": 3 * step,
             "plugin states": step,
             "plugins": self.settings.workers.cleanup_seconds + LEAST_SECONDS,
             "watchdog": step,

@@ -13,6 +13,7 @@ from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import DatabaseSettings, Settings
 from nekro.app.catalogue import CatalogueReader
+from nekro.extensions.mcp.follower import McpPart
 from nekro.plugins.importing import Imported
 from nekro_agent.errors import StorageUnavailableError
 from nekro_agent.plugin import NekroPlugin
@@ -65,7 +66,8 @@ async def test_a_plugin_that_is_served_later_than_it_is_listed_is_published(
 async def test_servers_that_were_declared_during_an_outage_become_plugins(
     services: WorkerServices, logged: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wants, asked = services.mcp._is_wanted, list[str]()
+    servers = next(part.servers for part in services.extensions if isinstance(part, McpPart))
+    wants, asked = servers._is_wanted, list[str]()
 
     async def fails_once(plugin: NekroPlugin) -> bool:
         asked.append(plugin.key)
@@ -73,7 +75,7 @@ async def test_servers_that_were_declared_during_an_outage_become_plugins(
             raise StorageUnavailableError("gone")
         return await wants(plugin)
 
-    monkeypatch.setattr(services.mcp, "_is_wanted", fails_once)
+    monkeypatch.setattr(servers, "_is_wanted", fails_once)
     async with services.database.begin() as tx:
         for name in ("one", "two"):
             await tx.mcp_servers.put(name, {"url": "http://127.0.0.1:1/mcp"}, is_enabled=True)

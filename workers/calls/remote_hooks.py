@@ -8,13 +8,13 @@ with a warning. Processes that import no plugin forward every hook (``nekro.app.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from loguru import logger
 
 from nekro.app.background import BackgroundLoop
-from nekro.app.calls.fleet_calls import CONFIG_HOOK, MCP_HOOK, WITH_CHANGES, PluginTasks, run_on_worker
+from nekro.app.calls.fleet_calls import CONFIG_HOOK, WITH_CHANGES, PluginTasks, run_on_worker
 from nekro.app.chats.writer import context_of
 from nekro.broker.calls import MethodCaller
 from nekro.plugins.configuration import change_config, describe_config
@@ -100,15 +100,15 @@ class ForwardedHooks(CallTarget):
         registry: LoadedRegistry,
         *,
         home_of: Callable[[str], str | None],
-        try_server: Callable[[str], Awaitable[dict[str, Any]]],
+        of_extensions: Mapping[str, Callable[[str], Awaitable[Any]]],
     ) -> None:
         """Create the target.
 
         Args:
             home_of: the queue of a plugin that another process owns; None if this process may run it.
-            try_server: connects with the MCP server of a plugin.
+            of_extensions: as ``WorkerPart.hooks``, of all extensions.
         """
-        self._try_server = try_server
+        self._of_extensions = of_extensions
         self._host = host
         self._registry = registry
         self._home_of = home_of
@@ -128,8 +128,9 @@ class ForwardedHooks(CallTarget):
             plugin, changes = self._plugin(arguments), args[0]
             config = describe_config(plugin) if changes is None else await change_config(plugin, changes)
             return Outcome(type=self.subject.type, value=config)
-        if hook == MCP_HOOK:
-            return Outcome(type=self.subject.type, value=await self._try_server(self._plugin(arguments).key))
+        if hook in self._of_extensions:
+            value = await self._of_extensions[hook](self._plugin(arguments).key)
+            return Outcome(type=self.subject.type, value=value)
         plugin = self._plugin(arguments)
         if hook == "user_message":
             return Outcome(type=self.subject.type, value=await self._read(plugin, ctx, *args))

@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 from loguru import logger
 from pydantic import BaseModel, Field
@@ -53,7 +53,6 @@ from nekro_agent.shared_clock import shared_time
 __all__ = [
     "COMMAND_OWNER",
     "CONFIG_HOOK",
-    "MCP_HOOK",
     "WITH_CHANGES",
     "CommandSender",
     "FleetHooks",
@@ -116,8 +115,6 @@ class PluginTasks:
 
 #: Not a hook of plugins: reads the configuration or changes it. Its argument is None or the new values.
 CONFIG_HOOK: Final = "nekro_config"
-#: The same: tries the MCP server of the plugin.
-MCP_HOOK: Final = "nekro_mcp"
 #: Follows the message of a hook if the caller understands ``{"signal", "changes"}`` as the answer.
 WITH_CHANGES: Final = "with_changes"
 
@@ -230,11 +227,10 @@ class FleetHooks:
         ctx = AgentCtx.for_call(chat_key=_NO_CHAT, container_key="", user_id=None)
         return await self._run(plugin_key, CONFIG_HOOK, ctx, None if changes is None else dict(changes))
 
-    async def try_mcp_server(self, plugin_key: str, *, seconds: float) -> dict[str, Any]:
-        """Connect with the MCP server of a plugin on the worker that uses it; see
-        ``nekro.extensions.mcp.follower``.
+    async def ask_extension(self, plugin_key: str, hook: str, *, seconds: float) -> Any:
+        """Call what an extension offers on the worker of a plugin (``WorkerPart.hooks``).
 
-        A server that was declared just now is waited for, because workers have it within a second.
+        A plugin that was added just now is waited for, because workers have it within a second.
 
         Raises:
             NekroError: no worker has the plugin, or none answered.
@@ -243,10 +239,9 @@ class FleetHooks:
         give_up_at = time.monotonic() + GRACE_SECONDS
         while True:
             try:
-                answer = await run_on_worker(
-                    self._caller, self._tasks, plugin_key, MCP_HOOK, ctx, (), seconds=seconds
+                return await run_on_worker(
+                    self._caller, self._tasks, plugin_key, hook, ctx, (), seconds=seconds
                 )
-                return dict(cast("Mapping[str, Any]", answer))
             except MethodNotFoundError:
                 if time.monotonic() > give_up_at:
                     raise

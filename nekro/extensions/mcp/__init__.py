@@ -16,6 +16,7 @@ __all__ = ["EXTENSION"]
 EXTENSION: Final = Extension(
     name="mcp",
     gateway="nekro.extensions.mcp.routes:GATEWAY_PART",
+    worker="nekro.extensions.mcp.follower:McpPart",
     readers=("nekro.extensions.mcp.answers:ChatAnswers",),
     commands=(
         ExtensionCommand(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,20 +36,24 @@ from nekro.plugins.importing import Imported
 from nekro.plugins.loader import LoadedPlugins
 from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS, POLL_SECONDS
 from nekro_agent.errors import InvalidValueError, MethodNotFoundError, NekroError, SandboxUnavailableError
-from nekro_agent.methods import describe_signature
+from nekro_agent.methods import Lane, describe_signature
 from nekro_agent.plugin import NekroPlugin, is_in_use
 from storage.engine import Database
+from workers.extensions import ServicesOfWorker, WorkerPart
 
 if TYPE_CHECKING:
     from nekro.app.services import Services
 
 __all__ = [
+    "McpPart",
     "McpServers",
     "try_on_worker",
     "try_server",
 ]
 
 
+#: Under this name other processes ask a worker to try a server.
+_HOOK: Final = "nekro_mcp"
 #: How long an attempt to list a server counts as running, in units of the time limit of a start.
 _ATTEMPTS: Final = 2
 
@@ -307,7 +312,8 @@ async def try_on_worker(services: Services, plugin_key: str) -> dict[str, Any]:
         return answer
     # The start and the listing, each with its limit.
     seconds = 2 * services.settings.plugins.start_seconds + CLOSE_STEP_SECONDS
-    return await services.fleet_hooks.try_mcp_server(plugin_key, seconds=seconds)
+    answer = await services.fleet_hooks.ask_extension(plugin_key, _HOOK, seconds=seconds)
+    return dict(answer)
 
 
 async def _untried(settings: Settings, database: Database, plugin_key: str) -> dict[str, Any] | None:
@@ -372,3 +378,37 @@ def _answer(server: McpServer, error: str | None) -> dict[str, Any]:
         "name": server.name, "plugin": server.plugin_key, "error": error, "about": None,
         "confinement": None, "tools": [], "notes": [],
     }  # fmt: skip
+
+
+class McpPart(WorkerPart):
+    """The MCP servers of a worker."""
+
+    def __init__(self, services: ServicesOfWorker) -> None:
+        """Build them; see ``WorkerPart``."""
+        self.servers = McpServers(
+            services.settings,
+            services.database,
+            services.loaded,
+            services.host,
+            serves=services.role in (Lane.METHODS.value, Lane.PINNED.value),
+            may_run_here=services.may_run_here,
+            is_wanted=services.states.wants,
+            on_change=services.plugins_changed,
+        )
+
+    async def add_plugins(self) -> None:
+        """Add the plugins of the declared servers."""
+        await self.servers.read()
+
+    async def start(self) -> None:
+        """Follow changes of declarations and listings."""
+        self.servers.start()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.servers.close()
+
+    @property
+    def hooks(self) -> Mapping[str, Callable[[str], Awaitable[Any]]]:
+        """How other processes try a server."""
+        return {_HOOK: partial(try_server, self.servers)}

@@ -8,4 +8,8 @@ from nekro.app.extensions import Extension
 
 __all__ = ["EXTENSION"]
 
-EXTENSION: Final = Extension(name="plugin_pages", gateway="nekro.extensions.plugin_pages.proxy:GATEWAY_PART")
+EXTENSION: Final = Extension(
+    name="plugin_pages",
+    gateway="nekro.extensions.plugin_pages.proxy:GATEWAY_PART",
+    worker="nekro.extensions.plugin_pages.hosts:PluginHosts",
+)

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -31,11 +31,13 @@ from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
 from storage.engine import Database
+from workers.extensions import ServicesOfWorker, WorkerPart
 from workers.plugins.loop_watchdog import LoopWatchdog
 
 if TYPE_CHECKING:
     import uvicorn
     from starlette.types import ASGIApp, Receive, Scope, Send
+
 
 __all__ = [
     "PluginHosts",
@@ -163,46 +165,22 @@ class PluginServer:
 _WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104 - compared with
 
 
-class PluginHosts:
+class PluginHosts(WorkerPart):
     """The HTTP servers of one worker; ``start`` and ``close`` it on the loop of the services."""
 
-    def __init__(
-        self,
-        *,
-        role: str,
-        key: str,
-        database: Database,
-        plugins: Callable[[], Iterable[NekroPlugin]],
-        is_pinned: Callable[[str], bool],
-        may_run_here: Callable[[str], bool],
-        watchdog: LoopWatchdog | None,
-        address: str,
-        advertised: str | None,
-        on_failure: Callable[[str, str], None],
-    ) -> None:
-        """Create it; nothing is served yet.
-
-        Args:
-            role: the worker's lane.
-            key: the fleet's signing key.
-            plugins: returns the plugins as they are loaded now.
-            may_run_here: whether this process may run the plugin of a key: its owner if it is pinned.
-            address: the address to listen on.
-            advertised: the name or address by which gateways reach this host; None: ``address``.
-            on_failure: called with the plugin's key and the reason why its routes could not be built.
-        """
-        self._role, self._key, self._database = role, key, database
-        self._plugins, self._is_pinned, self._may_run_here = plugins, is_pinned, may_run_here
-        self._watchdog = watchdog
-        self._address = address
-        self._host = advertised or (own_address() if address in _WILDCARDS else address)
-        self._on_failure = on_failure
+    def __init__(self, services: ServicesOfWorker) -> None:
+        """Create it; nothing is served yet."""
+        settings = services.settings.workers
+        self._services, self._key, self._database = services, services.signing_key, services.database
+        self._address = settings.http_address
+        is_any = self._address in _WILDCARDS
+        self._host = settings.http_advertise or (own_address() if is_any else self._address)
         self._servers: dict[str, tuple[NekroPlugin, PluginServer | None]] = {}
         self._addresses: dict[str, str] = {}
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def addresses(self) -> Mapping[str, str]:
+    def sites(self) -> Mapping[str, str]:
         """``host:port`` by the key of each plugin that is served now; replaced, never changed."""
         return self._addresses
 
@@ -221,7 +199,7 @@ class PluginHosts:
         self._addresses = {}
 
     async def _look(self) -> None:
-        wanted = {plugin.key: plugin for plugin in self._plugins() if self._serves(plugin)}
+        wanted = {plugin.key: plugin for plugin in self._services.host.plugins if self._serves(plugin)}
         for key, (plugin, _) in list(self._servers.items()):
             if wanted.get(key) is not plugin:  # another version was loaded, or its owner is another process
                 await self._stop(key)
@@ -239,19 +217,19 @@ class PluginHosts:
     def _serves(self, plugin: NekroPlugin) -> bool:
         if not serves_http(plugin):
             return False
-        if self._is_pinned(plugin.key):
-            return self._may_run_here(plugin.key)
-        return self._role == Lane.LONG.value
+        if self._services.lanes.is_pinned(plugin.key):
+            return self._services.may_run_here(plugin.key)
+        return self._services.role == Lane.LONG.value
 
     async def _started(self, plugin: NekroPlugin) -> PluginServer | None:
         """Return a running server; None if the plugin's routes cannot be built, until it is loaded again."""
-        has_thread = not self._is_pinned(plugin.key)
+        has_thread = not self._services.lanes.is_pinned(plugin.key)
         server = PluginServer(plugin.key, self._address, database=self._database, has_thread=has_thread)
         try:
             await server.start(partial(self._site, plugin, is_watched=not has_thread))
         except Exception as exc:  # the plugin's code, which must not stop the worker
             logger.opt(exception=exc).bind(plugin=plugin.key).error("plugin_routes_not_built")
-            self._on_failure(plugin.key, f"its HTTP routes are not served: {exc}")
+            self._services.loaded.add_error(plugin.key, f"its HTTP routes are not served: {exc}")
             return None
         logger.bind(plugin=plugin.key, port=server.port).info("plugin_routes_served")
         return server
@@ -267,8 +245,9 @@ class PluginHosts:
         from nekro.extensions.plugin_pages.site import PluginSite, application_of
 
         app = application_of(plugin)
-        if is_watched and self._watchdog is not None:
-            app = _watched(app, plugin.key, self._watchdog)
+        watchdog = self._services.watchdog
+        if is_watched and watchdog is not None:
+            app = _watched(app, plugin.key, watchdog)
         return PluginSite(plugin, HttpVerifier(self._key), app)
 
 
