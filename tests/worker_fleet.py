@@ -247,8 +247,12 @@ class Fleet:
         Args:
             stderr: descriptor that it writes to instead of a pipe.
         """
+        limits = json.dumps(limits_of(self.settings))
         return ForkedCommand(
-            "nekro.cli.main", arguments, environ=environment_of(self.settings), stderr=stderr
+            "benchmarks.harness.limited",
+            [limits, *arguments],
+            environ=environment_of(self.settings),
+            stderr=stderr,
         )
 
     def run(
@@ -261,11 +265,14 @@ class Fleet:
                 interpreter of its own.
         """
         environ = {**environment_of(self.settings), **(variables or {})}
+        limits = limits_of(self.settings)
         try:
             if all(name.startswith("NEKRO_") for name in variables or ()):
-                return run_forked("nekro.cli.main", *arguments, environ=environ, cwd=cwd)
+                return run_forked(
+                    "benchmarks.harness.limited", json.dumps(limits), *arguments, environ=environ, cwd=cwd
+                )
             return subprocess.run(
-                [sys.executable, "-P", "-m", "nekro.cli.main", *arguments], env=environ, cwd=cwd,
+                [*limited_command(limits), *arguments], env=environ, cwd=cwd,
                 stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_SECONDS,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
