@@ -37,7 +37,7 @@ __all__ = [
 
 FILE_SUFFIX: Final = "_FILE"
 #: Release that made the ``FIXED_SETTINGS`` constants.
-FIXED_SINCE: Final = "0.3.0"
+FIXED_SINCE: Final = "0.3"
 
 _MAX_BYTES: Final = 64 << 10
 
