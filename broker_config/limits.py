@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict
 
 __all__ = [
     "AgentLimits",
-    "ApprovalLimits",
     "BrokerLimits",
     "BudgetWarnings",
     "DatabaseLimits",
@@ -53,9 +52,6 @@ class DatabaseLimits(SettingGroup):
     pool_timeout_seconds: float = 15
     #: Time limit of a transaction; then its connection is closed and it fails.
     transaction_timeout_seconds: float = 30
-    #: ``normal``: a SQLite commit survives a crash of any process; ``full``: also a power loss, at the
-    #: cost of one fsync per commit.
-    sqlite_synchronous: Literal["normal", "full"] = "normal"
 
 
 class RetentionLimits(SettingGroup):
@@ -63,17 +59,8 @@ class RetentionLimits(SettingGroup):
 
     #: Outcomes of calls, including dead-lettered ones; repeated deliveries need them.
     calls_days: float = 7
-    #: Decided requests for approval of calls; they say who permitted what.
-    approvals_days: float = 90
     #: What rounds sent to the model (``NEKRO_AGENT__KEEP_PROMPTS``); at most as long as rounds.
     prompts_days: float = 7
-
-
-class ApprovalLimits(SettingGroup):
-    """Of ``ApprovalSettings``."""
-
-    #: How long an approval for a turn or a chat permits further calls of the same method.
-    grant_seconds: float = 28800
 
 
 class BudgetWarnings(SettingGroup):
@@ -120,10 +107,6 @@ class UploadLimits(SettingGroup):
 class SandboxLimits(SettingGroup):
     """Of ``SandboxSettings``."""
 
-    #: CPU time of one process of a run.
-    cpu_seconds: int = 30
-    #: Processes and threads of a run.
-    max_processes: int = 64
     #: Largest single file that a run can write.
     max_file_bytes: int = 32 << 20
     #: Size of ``/tmp``, and of ``/dev/shm``.
@@ -231,9 +214,6 @@ class GatewayLimits(SettingGroup):
     #: Streams that one key may have open in one process; more are answered with 429. 0 does not limit
     #: them.
     streams_per_key: int = 3000
-    #: The same for one address; of IPv6 for a network of 64 bits. Behind a proxy all clients have its
-    #: address: set 0 there. 0 does not limit them.
-    streams_per_address: int = 3000
     #: Largest body of a request to a route of a plugin.
     plugin_body_bytes: int = 32 << 20
     #: Largest body of a webhook that plugins receive.

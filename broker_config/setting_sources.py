@@ -201,19 +201,12 @@ REMOVED_SETTINGS: Final = {
 FIXED_SETTINGS: Final = {
     "NEKRO_DATABASE__POOL_TIMEOUT_SECONDS": "a connection is waited for 15 s",
     "NEKRO_DATABASE__TRANSACTION_TIMEOUT_SECONDS": "a transaction may take 30 s",
-    "NEKRO_DATABASE__SQLITE_SYNCHRONOUS": (
-        "a SQLite commit survives a crash of any process; use PostgreSQL where it must survive a power loss"
-    ),
     "NEKRO_BROKER__VISIBILITY_TIMEOUT_SECONDS": "a delivery that is not renewed for 30 s is delivered again",
     "NEKRO_BROKER__MAX_QUEUED": "10,000 calls may wait in a queue",
     "NEKRO_BROKER__CALLS_PER_CHAT": "64 calls of one chat run at the same time in one process",
     "NEKRO_RETENTION__CALLS_DAYS": "outcomes of calls are kept for 7 days",
     "NEKRO_RETENTION__EVENTS_DAYS": "NEKRO_RETENTION__ROUNDS_DAYS",
     "NEKRO_RETENTION__PROMPTS_DAYS": "prompts are kept for 7 days, at most NEKRO_RETENTION__ROUNDS_DAYS",
-    "NEKRO_RETENTION__APPROVALS_DAYS": "decided approvals are kept for 90 days",
-    "NEKRO_APPROVAL__GRANT_SECONDS": (
-        "an approval for a turn or a chat holds for 8 hours; `nekro approvals revoke` ends it"
-    ),
     "NEKRO_BUDGETS__WARN_AT": "a chat is warned at 80 % of a budget",
     "NEKRO_MCP__START_SECONDS": "NEKRO_PLUGINS__START_SECONDS",
     "NEKRO_MCP__MESSAGE_BYTES": "a message of a server may have 8 MiB",
@@ -225,8 +218,6 @@ FIXED_SETTINGS: Final = {
         "a large file is fetched over 4 connections where its server permits ranges"
     ),
     "NEKRO_UPLOADS__CHAT_NAMES": "a chat may have 2,000 files and directories in its uploads",
-    "NEKRO_SANDBOX__CPU_SECONDS": "a process of a run has 30 s of CPU time",
-    "NEKRO_SANDBOX__MAX_PROCESSES": "a run may have 64 processes and threads",
     "NEKRO_SANDBOX__MAX_FILE_BYTES": "a run may write files of 32 MiB",
     "NEKRO_SANDBOX__TMP_BYTES": "`/tmp` and `/dev/shm` have 64 MiB each",
     "NEKRO_SANDBOX__SHARED_FILES": "`/app/shared` may have 2,000 files",
@@ -284,7 +275,6 @@ FIXED_SETTINGS: Final = {
     "NEKRO_GATEWAY__BODY_SECONDS": "a client may take 30 s for the headers and 30 s for the body",
     "NEKRO_GATEWAY__CONNECTIONS": "a gateway takes 4,000 connections",
     "NEKRO_GATEWAY__STREAMS_PER_KEY": "a key may have 3,000 streams open in one gateway",
-    "NEKRO_GATEWAY__STREAMS_PER_ADDRESS": "an address may have 3,000 streams open in one gateway",
     "NEKRO_GATEWAY__PLUGIN_BODY_BYTES": "the body of a request to a plugin's route may have 32 MiB",
     "NEKRO_GATEWAY__WEBHOOK_BODY_BYTES": "the body of a webhook may have 512 KiB",
     "NEKRO_GATEWAY__PLUGIN_SECONDS": "a plugin may take 30 s to begin an answer, and between two parts of it",

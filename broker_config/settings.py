@@ -37,7 +37,6 @@ from pydantic_settings import SettingsError as SourceError
 
 from broker_config.limits import (
     AgentLimits,
-    ApprovalLimits,
     BrokerLimits,
     BudgetWarnings,
     DatabaseLimits,
@@ -215,6 +214,11 @@ class DatabaseSettings(DatabaseLimits):
         "or `sqlite:///path`; unset means SQLite in the data directory.",
     )
     pool_size: int = Field(10, ge=1, le=200, description="Connections kept per process (PostgreSQL).")
+    sqlite_synchronous: Literal["normal", "full"] = Field(
+        "normal",
+        description="`normal`: a SQLite commit survives a crash of any process; `full`: also a power loss, "
+        "at the cost of one fsync per commit.",
+    )
     key_bytes: int = Field(
         10 << 30,
         ge=0,
@@ -226,6 +230,9 @@ class DatabaseSettings(DatabaseLimits):
 class RetentionSettings(RetentionLimits):
     """How long ended rows and uploaded files are kept; the sweep deletes older ones."""
 
+    approvals_days: float = Field(
+        90, ge=1, description="Decided requests for approval of calls; they say who permitted what."
+    )
     rounds_days: float = Field(
         30,
         ge=1,
@@ -243,7 +250,7 @@ class RetentionSettings(RetentionLimits):
     )
 
 
-class ApprovalSettings(ApprovalLimits):
+class ApprovalSettings(SettingGroup):
     """Which calls a person must approve before they run."""
 
     require: CommaList = Field(
@@ -266,6 +273,12 @@ class ApprovalSettings(ApprovalLimits):
     )
     pending_seconds: float = Field(
         86400, gt=0, description="How long a call waits for a decision; then it does not run any more."
+    )
+
+    grant_seconds: float = Field(
+        28800,
+        gt=0,
+        description="How long an approval for a turn or a chat permits further calls of the same method.",
     )
 
     def may_decide(self, issuer: str, user_id: str) -> bool:
@@ -399,7 +412,9 @@ class SandboxSettings(SandboxLimits):
     wall_seconds: float = Field(
         60, gt=0, description="Time limit of a run, including waits for plugin calls."
     )
+    cpu_seconds: int = Field(30, ge=1, description="CPU time of one process of a run.")
     memory_bytes: int = Field(512 << 20, ge=64 << 20, description="Memory of all processes of a run.")
+    max_processes: int = Field(64, ge=1, description="Processes and threads of a run.")
     shared_bytes: int = Field(256 << 20, ge=1 << 20, description="Disk that `/app/shared` may use.")
     shared_storage: Literal["directory", "image"] = Field(
         "directory",
@@ -667,6 +682,12 @@ class GatewaySettings(GatewayLimits):
     )
     requests_per_minute: int = Field(
         600, ge=0, description="Requests per minute of a key that states no rate; 0 does not limit them."
+    )
+    streams_per_address: int = Field(
+        3000,
+        ge=0,
+        description="Event streams that one address may have open in one gateway; of IPv6, a network of 64 "
+        "bits. Behind a proxy all clients have its address: set 0 there. 0 does not limit them.",
     )
     drain_seconds: float = Field(
         10, ge=0, description="How long a stopping gateway waits for running requests; streams end at once."

@@ -49,7 +49,7 @@ def test_variables_of_constants_are_ignored_and_the_log_says_what_holds(
     assert Settings.load(env_file=None) == before
     named = {fields["variable"]: (event, fields["since"], fields["now"]) for event, fields in logged}
     assert named == {
-        form.format(name=name): ("removed_setting_ignored", "0.3.0", now)
+        form.format(name=name): ("removed_setting_ignored", "0.3", now)
         for name, now in FIXED_SETTINGS.items()
     }
 
