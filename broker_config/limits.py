@@ -107,8 +107,6 @@ class UploadLimits(SettingGroup):
 class SandboxLimits(SettingGroup):
     """Of ``SandboxSettings``."""
 
-    #: Largest single file that a run can write.
-    max_file_bytes: int = 32 << 20
     #: Size of ``/tmp``, and of ``/dev/shm``.
     tmp_bytes: int = 64 << 20
     #: Maximum number of files in ``/app/shared``.
@@ -119,15 +117,10 @@ class SandboxLimits(SettingGroup):
     argument_bytes: int = 1 << 20
     #: Largest return value of one call.
     return_bytes: int = 8 << 20
-    #: Plugin calls of one run. A run with more refused calls than that (over the limit, unknown or too
-    #: large) is ended.
-    max_calls: int = 200
     #: Plugin calls of one run at the same time.
     max_calls_in_flight: int = 8
     #: How long a prepared sandbox waits for its run; 0 prepares none.
     warm_seconds: float = 60
-    #: Modules that a prepared sandbox imports in advance.
-    preload: tuple[str, ...] = ()
     #: Idle time after which ``/app/shared`` is emptied; 0 keeps it.
     shared_idle_seconds: float = 1800
     #: Most bytes of the kept variables of one turn.

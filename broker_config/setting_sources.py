@@ -218,7 +218,6 @@ FIXED_SETTINGS: Final = {
         "a large file is fetched over 4 connections where its server permits ranges"
     ),
     "NEKRO_UPLOADS__CHAT_NAMES": "a chat may have 2,000 files and directories in its uploads",
-    "NEKRO_SANDBOX__MAX_FILE_BYTES": "a run may write files of 32 MiB",
     "NEKRO_SANDBOX__TMP_BYTES": "`/tmp` and `/dev/shm` have 64 MiB each",
     "NEKRO_SANDBOX__SHARED_FILES": "`/app/shared` may have 2,000 files",
     "NEKRO_SANDBOX__OUTPUT_KEEP_BYTES": (
@@ -226,10 +225,8 @@ FIXED_SETTINGS: Final = {
     ),
     "NEKRO_SANDBOX__ARGUMENT_BYTES": "the arguments of a call may have 1 MiB",
     "NEKRO_SANDBOX__RETURN_BYTES": "a return value may have 8 MiB",
-    "NEKRO_SANDBOX__MAX_CALLS": "a run may make 200 plugin calls",
     "NEKRO_SANDBOX__MAX_CALLS_IN_FLIGHT": "a run may have 8 plugin calls at the same time",
     "NEKRO_SANDBOX__WARM_SECONDS": "a prepared sandbox waits 60 s for its run",
-    "NEKRO_SANDBOX__PRELOAD": "prepared sandboxes import no modules in advance",
     "NEKRO_SANDBOX__SHARED_IDLE_SECONDS": "`/app/shared` is emptied after 1,800 s without a run",
     "NEKRO_SANDBOX__KEEP_VARIABLES_BYTES": "256 KiB of variables are kept per turn",
     "NEKRO_SANDBOX__PACKAGE_INDEX": (

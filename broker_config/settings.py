@@ -415,6 +415,7 @@ class SandboxSettings(SandboxLimits):
     cpu_seconds: int = Field(30, ge=1, description="CPU time of one process of a run.")
     memory_bytes: int = Field(512 << 20, ge=64 << 20, description="Memory of all processes of a run.")
     max_processes: int = Field(64, ge=1, description="Processes and threads of a run.")
+    max_file_bytes: int = Field(32 << 20, ge=1 << 20, description="Largest single file that a run can write.")
     shared_bytes: int = Field(256 << 20, ge=1 << 20, description="Disk that `/app/shared` may use.")
     shared_storage: Literal["directory", "image"] = Field(
         "directory",
@@ -426,7 +427,14 @@ class SandboxSettings(SandboxLimits):
         description="Refuse to start where a limit on memory, swap, processes, CPU, disk, inodes or file "
         "size is only polled or not enforced.",
     )
+    max_calls: int = Field(
+        200,
+        ge=1,
+        description="Plugin calls of one run. A run with more refused calls than that (over the limit, "
+        "unknown or too large) is ended.",
+    )
     max_concurrent: int = Field(4, ge=1, description="Runs at the same time in one process.")
+    preload: CommaList = Field((), description="Modules that a prepared sandbox imports in advance.")
     packages_dir: Path | None = Field(
         None,
         description="Directory of the packages that every sandbox can import (`nekro sandbox packages`); "
