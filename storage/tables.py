@@ -25,6 +25,7 @@ from sqlalchemy import (
     text,
     true,
 )
+from sqlalchemy.util import OrderedSet
 
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import MessageKind, WorkdayMode
@@ -124,6 +125,16 @@ def _leases() -> tuple[Column[Any], ...]:
     )
 
 
+#: Names of the indexes that ``_index`` declared, in the order of this module.
+_declared: Final[list[str]] = []
+
+
+def _index(name: str, *columns: str, **options: Any) -> Index:
+    """Declare an index of several columns, of some rows, or of unique values."""
+    _declared.append(name)
+    return Index(name, *columns, **options)
+
+
 def _where(condition: str) -> dict[str, Any]:
     """The condition of a partial index, for both databases."""
     return {"postgresql_where": text(condition), "sqlite_where": text(condition)}
@@ -198,7 +209,7 @@ MESSAGES: Final = Table(
     # Deduplication key, such as ``observation:<call id>``.
     Column("once_key", KeyText(), unique=True),
     Column("created_at", UtcDateTime(), nullable=False, index=True),
-    Index("ix_messages_chat_key_sequence", "chat_key", "sequence"),
+    _index("ix_messages_chat_key_sequence", "chat_key", "sequence"),
     **_ORDERED,
 )
 
@@ -234,7 +245,7 @@ USERS: Final = Table(
     Column("ext_data", JsonText()),
     Column("created_at", UtcDateTime(), nullable=False),
     Column("updated_at", UtcDateTime(), nullable=False),
-    Index("uq_users_platform_userid_adapter_key", "platform_userid", "adapter_key", unique=True),
+    _index("uq_users_platform_userid_adapter_key", "platform_userid", "adapter_key", unique=True),
     **_ORDERED,
 )
 
@@ -268,7 +279,7 @@ TURN_VARIABLES: Final = Table(
     Column("kept", JsonText(), nullable=False),
     Column("not_kept", JsonText(), nullable=False),
     Column("updated_at", UtcDateTime(), nullable=False, index=True),
-    Index("ix_turn_variables_chat_key", "chat_key"),
+    _index("ix_turn_variables_chat_key", "chat_key"),
 )
 
 #: A stored persona.
@@ -290,7 +301,7 @@ PRESETS: Final = Table(
     Column("once_key", KeyText()),
     Column("created_at", UtcDateTime(), nullable=False),
     Column("updated_at", UtcDateTime(), nullable=False),
-    Index("uq_presets_once_key", "once_key", unique=True),
+    _index("uq_presets_once_key", "once_key", unique=True),
     **_ORDERED,
 )
 
@@ -324,8 +335,8 @@ CALLS: Final = Table(
     Column("outcome", JsonText()),
     Column("error_type", FaithfulText()),
     Column("error_message", FaithfulText()),
-    Index("ix_calls_open", "requested_at", **_where("state IN ('queued', 'running')")),
-    Index("ix_calls_finished_at", "finished_at"),
+    _index("ix_calls_open", "requested_at", **_where("state IN ('queued', 'running')")),
+    _index("ix_calls_finished_at", "finished_at"),
 )
 
 #: A request for approval of one call, and the decision on it.
@@ -362,14 +373,14 @@ APPROVALS: Final = Table(
     Column("reason", FaithfulText()),
     # Signature of an approval, without which the row permits nothing.
     Column("seal", FaithfulText()),
-    Index("ix_approvals_pending", "expires_at", **_where("state = 'pending'")),
-    Index(
+    _index("ix_approvals_pending", "expires_at", **_where("state = 'pending'")),
+    _index(
         "ix_approvals_granted",
         "chat_key",
         "method",
         **_where("state = 'approved' AND scope IN ('turn', 'chat')"),
     ),
-    Index("ix_approvals_chat_key_sequence", "chat_key", "sequence"),
+    _index("ix_approvals_chat_key_sequence", "chat_key", "sequence"),
     **_ORDERED,
 )
 
@@ -418,13 +429,13 @@ ROUNDS: Final = Table(
     # Of a turn's first round, when the turn has ended: the sum of its rounds.
     Column("turn_cost", Double()),
     # Lists of turns: first rounds, the newest first, with what filters read.
-    Index("ix_rounds_turns", "requested_at", "sequence", "chat_key", "turn_cost", **_where("id = turn_id")),
-    Index("ix_rounds_turn_state", "turn_state", "requested_at", "sequence", **_where("id = turn_id")),
-    Index("uq_rounds_trigger_kind_trigger_id", "trigger_kind", "trigger_id", unique=True),
-    Index("ix_rounds_chat_key_sequence", "chat_key", "sequence"),
+    _index("ix_rounds_turns", "requested_at", "sequence", "chat_key", "turn_cost", **_where("id = turn_id")),
+    _index("ix_rounds_turn_state", "turn_state", "requested_at", "sequence", **_where("id = turn_id")),
+    _index("uq_rounds_trigger_kind_trigger_id", "trigger_kind", "trigger_id", unique=True),
+    _index("ix_rounds_chat_key_sequence", "chat_key", "sequence"),
     # The database itself enforces at most one running round per chat.
-    Index("uq_rounds_running", "chat_key", unique=True, **_where("state = 'running'")),
-    Index("ix_rounds_open", "chat_key", "not_before", **_where("state IN ('requested', 'running')")),
+    _index("uq_rounds_running", "chat_key", unique=True, **_where("state = 'running'")),
+    _index("ix_rounds_open", "chat_key", "not_before", **_where("state IN ('requested', 'running')")),
     **_ORDERED,
 )
 
@@ -453,7 +464,7 @@ TURN_TERMS: Final = Table(
     Column("term", KeyText(), primary_key=True),
     # When the turn was requested.
     Column("requested_at", UtcDateTime(), nullable=False),
-    Index("ix_turn_terms_term", "term", "requested_at", "sequence"),
+    _index("ix_turn_terms_term", "term", "requested_at", "sequence"),
 )
 
 #: A one-time timer of a chat.
@@ -467,7 +478,7 @@ TIMERS: Final = Table(
     Column("temporary", Boolean(), nullable=False),
     Column("state", StateText(TimerState), nullable=False),
     Column("created_at", UtcDateTime(), nullable=False),
-    Index("ix_timers_state_fire_at", "state", "fire_at"),
+    _index("ix_timers_state_fire_at", "state", "fire_at"),
 )
 
 #: A recurring timer of a chat.
@@ -516,7 +527,7 @@ JOBS: Final = Table(
     Column("started_at", UtcDateTime()),
     Column("updated_at", UtcDateTime(), nullable=False, index=True),
     Column("finished_at", UtcDateTime()),
-    Index(
+    _index(
         "uq_jobs_open",
         "plugin_key",
         "type",
@@ -679,7 +690,7 @@ ADAPTER_SENDS: Final = Table(
     Column("error", FaithfulText()),
     Column("created_at", UtcDateTime(), nullable=False),
     Column("finished_at", UtcDateTime(), index=True),
-    Index("ix_adapter_sends_open", "channel_id", "sequence", **_where("state IN ('waiting', 'sent')")),
+    _index("ix_adapter_sends_open", "channel_id", "sequence", **_where("state IN ('waiting', 'sent')")),
     **_ORDERED,
 )
 
@@ -729,8 +740,8 @@ WEBHOOK_DELIVERIES: Final = Table(
     Column("error", FaithfulText()),
     Column("created_at", UtcDateTime(), nullable=False),
     Column("finished_at", UtcDateTime(), index=True),
-    Index("ix_webhook_deliveries_webhook_id_created_at", "webhook_id", "created_at"),
-    Index("ix_webhook_deliveries_open", "due_at", **_where("state = 'waiting'")),
+    _index("ix_webhook_deliveries_webhook_id_created_at", "webhook_id", "created_at"),
+    _index("ix_webhook_deliveries_open", "due_at", **_where("state = 'waiting'")),
 )
 
 #: An MCP server: its declaration, and its tools as they were listed last, so that all workers agree.
@@ -851,7 +862,7 @@ KEY_TURNS: Final = Table(
     Column("turn_id", KeyText(), primary_key=True),
     Column("key_id", KeyText(), nullable=False),
     Column("created_at", UtcDateTime(), nullable=False, index=True),
-    Index("ix_key_turns_key_id_created_at", "key_id", "created_at"),
+    _index("ix_key_turns_key_id_created_at", "key_id", "created_at"),
 )
 
 #: What a key keeps stored: of one kind and day, or one file or declaration.
@@ -864,7 +875,7 @@ KEY_STORAGE: Final = Table(
     Column("kind", StateText(StoredKind), nullable=False),
     Column("bytes", BigInteger(), nullable=False),
     Column("created_at", UtcDateTime(), nullable=False),
-    Index("ix_key_storage_kind", "kind", "created_at"),
+    _index("ix_key_storage_kind", "kind", "created_at"),
 )
 
 #: What one attempt at a round, one request of a plugin to a model or one run of code used.
@@ -953,3 +964,14 @@ AUDIT: Final = Table(
     Column("request_id", FaithfulText()),
     **_ORDERED,
 )
+
+
+def _place(index: Index) -> tuple[int, str]:
+    name = str(index.name)
+    return (_declared.index(name) if name in _declared else -1, name)
+
+
+# SQLAlchemy keeps a set. A new database gets the indexes of a table in this order instead: of two that serve
+# a statement equally well, SQLite and PostgreSQL use the later one.
+for _table in metadata.tables.values():
+    _table.indexes = OrderedSet(sorted(_table.indexes, key=_place))

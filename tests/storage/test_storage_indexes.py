@@ -10,6 +10,7 @@ import pytest
 
 from storage.engine import Database
 from storage.listings.series import SeriesRange
+from storage.tables import ROUNDS
 from storage.transaction import Transaction
 
 _SPAN = SeriesRange(
@@ -40,6 +41,13 @@ QUERIES: dict[str, Callable[[Transaction], Awaitable[object]]] = {
     "ix_spendings_created_at": lambda tx: tx.series.spent(_SPAN),
     "ix_plugin_values_plugin_key": lambda tx: _purge(tx),
 }
+
+
+def test_a_new_database_gets_indexes_in_one_order() -> None:
+    """Of two that serve a statement equally well, databases use the later one."""
+    names = [index.name for index in ROUNDS.indexes]
+    assert names[3:5] == ["ix_rounds_turns", "ix_rounds_turn_state"]
+    assert names[-3:] == ["ix_rounds_chat_key_sequence", "uq_rounds_running", "ix_rounds_open"]
 
 
 async def test_states_that_an_index_depends_on_are_no_parameters(
