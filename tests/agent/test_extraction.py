@@ -202,9 +202,10 @@ def test_a_fenced_block_survives_unchanged(body: str) -> None:
 @pytest.mark.extended
 @pytest.mark.parametrize(
     "unit",
-    ["<think>", "</think>", "</think>\n", "<think>\n</think>", "`", f"{FENCE}\n", f"{FENCE}python\n",
-     '"""\n', "\\", "from plugins import (\n", " ", "```" + " " * 50, "\n<think> \t", "~~~x",
-     ".assistantfinal", "\nThought: a\nFinal Answer:", "\n<answer>", "<|begin_of_box|>", "\\boxed{"],
+    ["<think>", "</think>", "</think>\n", "</think>x", "<think></think>", "<think>\n</think>", "`",
+     f"{FENCE}\n", f"{FENCE}python\n", '"""\n', "\\", "from plugins import (\n", " ", "```" + " " * 50,
+     "\n<think> \t", "~~~x", ".assistantfinal",
+     "\nThought: a\nFinal Answer:", "\n<answer>", "<|begin_of_box|>", "\\boxed{"],
 )  # fmt: skip
 def test_two_megabytes_of_any_pattern_are_parsed(unit: str) -> None:
     """Quadratic time exceeds the time limit."""

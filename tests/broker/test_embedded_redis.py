@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -231,8 +232,11 @@ def test_socket_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch
         EmbeddedRedis(deep).start()
 
 
-def test_settings_are_filled_in_from_the_data_directory(data_dir: Path) -> None:
-    settings = resolve_settings(Settings.load(env_file=None, data_dir=data_dir))
+def test_settings_are_filled_in_from_the_data_directory() -> None:
+    # Short: a socket below a longer path is elsewhere.
+    with tempfile.TemporaryDirectory(prefix="nekro-") as directory:
+        data_dir = Path(directory) / "data"
+        settings = resolve_settings(Settings.load(env_file=None, data_dir=data_dir))
     assert settings.broker.url == settings.results.url == f"redis+socket://{data_dir}/run/redis.sock"
     assert settings.database.url == f"sqlite:///{data_dir}/nekro.db"
     assert settings.security.signing_key is not None

@@ -259,17 +259,17 @@ def test_filters_of_turns_are_in_the_address_for_others_reload_and_back(
         assert 0 < rows.count() < every
         address = page.evaluate("location.hash")
         assert address == "#/turns?plugin=Ada.kitchen&state=done"
-        titles = rows.all_inner_texts()
+        titles = rows.all_text_contents()
         picture(page, "turns-filtered-360", full_page=True)
         page.reload()
         window.shown()
-        assert rows.all_inner_texts() == titles
+        assert rows.all_text_contents() == titles
         rows.first.click()
         page.locator(".turn-status").wait_for()
         page.go_back()
         page.get_by_role("heading", name="Turns").wait_for()
         window.shown()
-        assert page.evaluate("location.hash") == address and rows.all_inner_texts() == titles
+        assert page.evaluate("location.hash") == address and rows.all_text_contents() == titles
         page.get_by_label("Cost at least").fill("1000000")
         page.keyboard.press("Enter")
         page.get_by_text("No turn fits these filters.").wait_for()
@@ -297,7 +297,7 @@ def test_filters_of_turns_are_in_the_address_for_others_reload_and_back(
         page.get_by_role("heading", name="Turns").wait_for()
         page.locator("main .list-link").first.wait_for()
         assert page.evaluate("location.hash") == address
-        assert page.locator("main .list-link").all_inner_texts() == titles
+        assert page.locator("main .list-link").all_text_contents() == titles
     finally:
         context.close()
 

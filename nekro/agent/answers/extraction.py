@@ -43,6 +43,8 @@ _MAX_OPEN_STRINGS: Final = 4
 _FENCE: Final = re.compile(
     r"^(?P<lead>[ \t>]{0,40}(?:(?:[-*+]|\d{1,9}[.)])[ \t]{1,8})?)(?P<mark>`{3,}|~{3,})(?P<info>[^`~\n]*)$"
 )
+#: What a block begins with.
+_OPENS: Final = re.compile(r"[ \t>]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]{1,8})?(?:`{3}|~{3})")
 #: A fence behind text.
 _LATE_FENCE: Final = re.compile(r"^(?P<before>[^`]*[^`\s])[ \t]*(?P<mark>`{3,})(?P<info>[^`~\n]*)$")
 #: A whole block in one line.
@@ -213,14 +215,15 @@ class _Reader:
         self._lines = self._unpack(text[header.end() if header else 0 :]).split("\n")
         while self._lines and not self._lines[-1].strip():
             self._lines.pop()
-        #: The current line, and what of it is still to be read.
+        #: The current line, and from where on it is still to be read. A copy of what is left for each tag of
+        #: a line would take quadratic time.
         self._number = 0
-        self._rest: str | None = None
+        self._rest: tuple[str, int] | None = None
         while self._number < len(self._lines):
-            line = self._lines[self._number] if self._rest is None else self._rest
+            line, begin = self._rest or (self._lines[self._number], 0)
             self._rest = None
-            if not self._read_block(line):
-                self._read_text(line)
+            if _OPENS.match(line, begin) is None or not self._read_block(line[begin:]):
+                self._read_text(line, begin)
             if self._rest is None:
                 self._number += 1
         self._keep_answer_only()
@@ -305,55 +308,58 @@ class _Reader:
                 self._thoughts.append(text[:start])
                 self._text = self._around = [text[start:]]
 
-    def _read_text(self, line: str) -> None:
-        for mark in REASONING.finditer(line):
+    def _read_text(self, line: str, begin: int) -> None:
+        for mark in REASONING.finditer(line, begin):
             if mark.lastgroup == "quoted":
                 continue
             if mark.lastgroup == "stop":
-                self._keep(line[: mark.start()])
+                self._keep(line[begin : mark.start()])
                 self._number = len(self._lines)
             elif mark.lastgroup == "open":
-                self._keep(line[: mark.start()])
-                self._read_thought(line[mark.end() :])
+                self._keep(line[begin : mark.start()])
+                self._read_thought(line, mark.end())
             else:
                 # The chat template has opened the reasoning, so the answer holds only its end.
-                self._thoughts.append("".join(self._text) + line[: mark.start()])
+                self._thoughts.append("".join(self._text) + line[begin : mark.start()])
                 self.blocks, self._places, self._text, self._around = [], [], [], []
                 self._unsettled = None
-                self._rest = line[mark.end() :]
+                self._rest = (line, mark.end())
             return
+        line = line[begin:]
         late = _LATE_FENCE.match(line) if "```" in line else None
         label = "" if late is None else _label(late["info"])
         if late is not None and (label in PYTHON_LABELS or (not label and late["before"].endswith(":"))):
             self._keep(late["before"] + "\n")
-            self._rest = late["mark"] + late["info"]
+            self._rest = (late["mark"] + late["info"], 0)
         else:
             self._keep(line + "\n")
 
-    def _read_thought(self, line: str) -> None:
+    def _read_thought(self, line: str, begin: int) -> None:
         """Read reasoning up to the tag that closes it; to the last one if tags are mentioned in it."""
         depth, number, thought = 1, self._number, list[str]()
-        #: The last tag that closes: its line, what follows it, the lines before it, what precedes it.
-        last: tuple[int, str, int, str] | None = None
+        #: The last tag that closes: number of its line, lines of the thought before it, begin of the thought.
+        last: tuple[int, int, re.Match[str], int] | None = None
         while depth and number < len(self._lines):
-            for mark in REASONING.finditer(line):
+            for mark in REASONING.finditer(line, begin):
                 if mark.lastgroup == "open":
                     depth += 1
                 elif mark.lastgroup == "close":
                     depth -= 1
-                    last = (number, line[mark.end() :], len(thought), line[: mark.start()])
+                    last = (number, len(thought), mark, begin)
                 if not depth:
                     break
-            thought.append(line)
-            number += 1
-            line = self._lines[number] if number < len(self._lines) else ""
+            if depth:
+                thought.append(line[begin:])
+                number += 1
+                line, begin = (self._lines[number] if number < len(self._lines) else ""), 0
         if depth and self._unsettled is None:
             self._unsettled = len(self._text)
         if last is None:  # cut off during the reasoning
             self._number = number
         else:
-            self._number, self._rest, kept, head = last
-            thought = [*thought[:kept], head]
+            self._number, kept, mark, begin = last
+            self._rest = (mark.string, mark.end())
+            thought = [*thought[:kept], mark.string[begin : mark.start()]]
         self._thoughts.append("\n".join(thought))
 
     def _read_block(self, line: str) -> bool:
@@ -380,7 +386,7 @@ class _Reader:
             shown,
         )
         self._number = last
-        self._rest = None if end is None or not end.rest else end.rest
+        self._rest = None if end is None or not end.rest else (end.rest, 0)
         return True
 
     def _find_end(self, mark: str, lead: str, *, is_python: bool) -> _End | None:
