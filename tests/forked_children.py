@@ -139,10 +139,8 @@ def _become(
             with contextlib.suppress(OSError):  # of the descriptor of the listing
                 os.close(int(entry))
     os.chdir(request["directory"])
-    # Its command line is that of its origin; limits may precede it (`benchmarks/harness/limited.py`).
-    command = next(one for one in request["arguments"] if not one.startswith("{"))
-    with open("/proc/self/comm", "w") as name:
-        name.write(command[:15])
+    with open("/proc/self/comm", "w") as name:  # its command line is that of its origin
+        name.write(request["arguments"][0][:15])
     run_to_the_end(partial(run, request["arguments"], request["environ"]))
 
 

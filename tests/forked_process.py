@@ -306,9 +306,18 @@ def _run(
 
 def run_command(module: str, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
     """Run a module in this forked process, as the interpreter would; `nekro` forks its own processes."""
-    if module == "nekro.cli.main" and list(arguments[:1]) not in _WITHOUT_CHILDREN:
-        fork_children(partial(_run_module, module))
+    # `benchmarks.harness.limited` is `nekro` with limits before the arguments, which its processes have too.
+    limits = [*arguments[:1]] if module == "benchmarks.harness.limited" else []
+    has_children = list(arguments[len(limits) :][:1]) not in _WITHOUT_CHILDREN
+    if has_children and (limits or module == "nekro.cli.main"):
+        fork_children(partial(_run_command, module, limits))
     _run_module(module, arguments, environ)
+
+
+def _run_command(
+    module: str, limits: Sequence[str], arguments: Sequence[str], environ: Mapping[str, str]
+) -> None:
+    _run_module(module, [*limits, *arguments], environ)
 
 
 def _run_module(module: str, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
