@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from threading import Thread
 
 import pytest
 from celery.app.defaults import SETTING_KEYS
+from waiting import WAIT_SECONDS
 
 from broker_config.app import (
     UNLISTED_KEYS,
@@ -72,6 +74,21 @@ def test_closing_an_app_sets_no_time_limit_for_other_sockets(
     app.close()
     assert limits == []
     assert not any(known._sock for known in client.connection_pool._available_connections)
+
+
+def test_the_hub_waits_for_a_broadcast_no_longer_than_for_an_answer(
+    make_settings: MakeSettings, redis_url: str
+) -> None:
+    """Data that announces a broadcast may stop before its end: the server was frozen, or cut off."""
+    app = create_app(make_settings(broker={"url": redis_url, "socket_timeout_seconds": 1}))
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        channel.subclient.psubscribe("nothing.*")
+        channel._receive()  # the confirmation
+        look = Thread(target=channel._receive, daemon=True)
+        look.start()
+        look.join(WAIT_SECONDS)
+        assert not look.is_alive()
 
 
 def test_app_without_a_broker_url_is_refused(make_settings: MakeSettings) -> None:

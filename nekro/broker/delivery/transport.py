@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import os
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from queue import Empty
 from time import monotonic
@@ -433,6 +433,11 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         return predecoded[1] if predecoded is not None and predecoded[0] == raw else _readable(raw)
 
     def _receive_one(self, c: Any) -> Any:
+        if "parse_response" not in vars(c):
+            # Otherwise redis-py waits without a limit, and the hub with it: for the rest of a message that a
+            # frozen or cut off server began, or on a connection that it has made again meanwhile.
+            seconds = self.endpoint.parameters()["socket_timeout"]
+            c.parse_response = partial(c.parse_response, block=False, timeout=seconds)
         try:
             return super()._receive_one(c)
         except LOST:
