@@ -38,6 +38,7 @@ SHORT_TEXTS = {
 FROM_THE_BEGINNING = {
     "nekro.agent.answers.extraction.HEADED",
     "nekro.agent.answers.extraction.NAKED_HARMONY",
+    "nekro.agent.answers.extraction._OPENS",
     "nekro.cli.plugin_files._KEY",
     "nekro_agent.downloads.addresses._COOKIE",
     "nekro_agent.files.names._EXTENDED",
