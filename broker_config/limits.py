@@ -5,9 +5,11 @@ Each group of settings inherits those that its readers need. A test constructs a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
+from pydantic.fields import FieldInfo
 
 __all__ = [
     "AgentLimits",
@@ -24,6 +26,7 @@ __all__ = [
     "StoreLimits",
     "UploadLimits",
     "WorkerLimits",
+    "fixed_fields",
 ]
 
 
@@ -31,6 +34,11 @@ class SettingGroup(BaseModel):
     """A frozen group of settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def fixed_fields(group: type[BaseModel]) -> Mapping[str, FieldInfo]:
+    """Return the fields that a group of settings inherits from its limits; no variable sets them."""
+    return getattr(group.__base__, "model_fields", {})
 
 
 class BrokerLimits(SettingGroup):

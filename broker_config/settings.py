@@ -50,6 +50,7 @@ from broker_config.limits import (
     StoreLimits,
     UploadLimits,
     WorkerLimits,
+    fixed_fields,
 )
 from broker_config.model_groups import (
     GroupNames,
@@ -936,9 +937,9 @@ def known_variables() -> Iterator[tuple[str, str, Any]]:
     for name, field in Settings.model_fields.items():
         group = field.annotation
         if isinstance(group, type) and issubclass(group, SettingGroup):
-            limits = getattr(group.__base__, "model_fields", {})  # inherited: no variable sets them
+            fixed = fixed_fields(group)
             for leaf, info in group.model_fields.items():
-                if leaf not in limits:
+                if leaf not in fixed:
                     yield f"{ENV_PREFIX}{name}__{leaf}".upper(), name, info
         else:
             yield f"{ENV_PREFIX}{name}".upper(), "", field

@@ -5,7 +5,7 @@
 >>> client.chat("web-1").key
 'web-1'
 
-Names are imported when they are first used: whoever needs only ``nekro_client.models`` loads no httpx.
+Names are imported when they are first used: an import of ``nekro_client.models`` alone loads no httpx.
 """
 
 from importlib import import_module

@@ -8,6 +8,7 @@ frequent single statements.
 Durability: on PostgreSQL a commit is on disk. On SQLite the write-ahead log runs with
 ``synchronous=NORMAL``: a commit survives the death of any process, SIGKILL included, but the last
 commits may be missing (never torn, never out of order) after a power loss or a kernel crash.
+``NEKRO_DATABASE__SQLITE_SYNCHRONOUS=full`` prevents that at the cost of one fsync per commit.
 """
 
 from __future__ import annotations

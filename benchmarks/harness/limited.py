@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from broker_config.limits import SettingGroup, fixed_fields
 from broker_config.settings import Settings
 
 __all__ = ["limit", "limited_command", "limits_of"]
@@ -35,7 +36,7 @@ def limits_of(settings: Settings) -> dict[str, dict[str, Any]]:
     found = {}
     for name in Settings.model_fields:
         group = getattr(settings, name)
-        limits = getattr(type(group).__base__, "model_fields", {})
+        limits = fixed_fields(type(group)) if isinstance(group, SettingGroup) else {}
         changed = {
             leaf: getattr(group, leaf) for leaf in limits if getattr(group, leaf) != limits[leaf].default
         }

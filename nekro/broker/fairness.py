@@ -151,7 +151,7 @@ class ChatPace:
             await asyncio.sleep(min(seconds, POLL_SECONDS))
 
     def spent(self, chat_key: str, seconds: float) -> None:
-        """Record the time for which a large call occupied the process; less than 0.5 ms is ignored."""
+        """Record how long a large call occupied the process; less than 0.5 ms is ignored."""
         if seconds < _FREE_SECONDS:
             return
         now = time.monotonic()

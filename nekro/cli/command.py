@@ -6,7 +6,7 @@ import argparse
 import os
 import pwd
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -19,6 +19,7 @@ __all__ = [
     "DEFAULT_CHAT_KEY",
     "CommandModule",
     "Deps",
+    "action_option",
     "arg",
     "args_from",
     "chat_key",
@@ -101,6 +102,18 @@ def args_from(kind: type[A], namespace: argparse.Namespace) -> A:
     """Build a command's typed arguments from what argparse parsed."""
     declared = fields(cast(Any, kind))
     return kind(**{field.name: getattr(namespace, field.name) for field in declared})
+
+
+def action_option(actions: Sequence[str]) -> Any:
+    """Declare what to do, as the first argument; without one the command does the first of them."""
+    *others, last = actions
+    return arg(
+        nargs="?",
+        default=actions[0],
+        choices=actions,
+        metavar="ACTION",
+        help=f"{', '.join(others)} or {last} (default: {actions[0]})",
+    )
 
 
 def json_flag() -> Any:

@@ -95,7 +95,7 @@ _STATUS: Final[tuple[tuple[type[NekroError], HTTPStatus], ...]] = (
 class ErrorForm:
     """The form of errors below a path."""
 
-    #: Returns the body that tells of a problem.
+    #: Returns the body that describes a problem.
     body_of: Callable[[Problem], dict[str, Any]]
     #: The response in the OpenAPI document.
     documented: Mapping[str, Any]

@@ -40,7 +40,7 @@ _watched: ContextVar[list[asyncio.Task[Any]] | None] = ContextVar("nekro_watched
 
 
 class _NotingFactory:
-    """The task factory of a loop while one or more blocks are watched; tells tasks by their context."""
+    """The task factory of a loop while one or more blocks are watched; identifies tasks by their context."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._before = loop.get_task_factory()

@@ -183,7 +183,7 @@ class FileIds:
         return FileRef(path=path, modified_ns=modified_ns)
 
     def link(self, chat_key: str, file_id: str, *, until: datetime) -> str:
-        """Return a token by which a file can be read without a key."""
+        """Return a token that lets its holder read a file without a key."""
         return self._sealed([chat_key, file_id, int(until.timestamp())], purpose="link")
 
     def followed(self, token: str) -> Link:

@@ -45,7 +45,7 @@ class ChatPlugin:
 
     entry: PluginEntry
     methods: Sequence[MethodBrief]
-    #: Each name by which a method can be asked for, with the method.
+    #: The methods by each of their names.
     names: dict[str, MethodBrief]
 
 

@@ -107,7 +107,7 @@ _VARIABLE: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 _ON: Final = ("true", "span_only", "span_and_event")
 #: Longest attribute; a batch of 512 spans with one each is still below the memory of a small worker.
 _MOST_CHARS: Final = 100_000
-#: Longest text within an attribute; the first limit with which the attribute is short enough applies.
+#: Limits of a text within an attribute: the first that makes the attribute short enough applies.
 _TEXT_CHARS: Final = (32_000, 8_000, 2_000, 500, 100)
 
 

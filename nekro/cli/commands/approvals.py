@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker_config.settings import Settings
 from nekro.cli.command import (
     Deps,
+    action_option,
     arg,
     chat_key,
     chosen_id,
@@ -59,7 +60,7 @@ examples:
 
 `show` and `approve` print the call exactly as it will run, as Python source. `approve` asks before it
 decides; --yes does not ask. --scope turn permits further calls of the method in the same turn, --scope chat
-in the same chat, both for 8 hours; `revoke` ends that. --args replaces the arguments,
+in the same chat, both for NEKRO_APPROVAL__GRANT_SECONDS; `revoke` ends that. --args replaces the arguments,
 and the change is shown. Of two decisions on one call the second is refused and names the first. A list has
 each call on one line, with long arguments cut; `show` is exact. A request is named by its number, by its id,
 or by the beginning of its id. `--json` prints a list of approvals, else one, as `GET /approvals/{id}` does.
@@ -80,13 +81,7 @@ _ID_CHARS: Final = 32
 class Args:
     """Arguments of `nekro approvals`."""
 
-    action: str = arg(
-        nargs="?",
-        default="list",
-        choices=_ACTIONS,
-        metavar="ACTION",
-        help="list, show, approve, deny or revoke (default: list)",
-    )
+    action: str = action_option(_ACTIONS)
     approval_id: str | None = arg(
         nargs="?",
         metavar="ID",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
-from nekro.cli.command import Deps, arg, chat_key, json_flag, not_blank, positive_int
+from nekro.cli.command import Deps, action_option, arg, chat_key, json_flag, not_blank, positive_int
 from nekro.cli.gateway_client import newest, open_client
 from nekro.cli.output import PartialError, one_line
 from nekro.cli.running import run_async
@@ -69,13 +69,7 @@ _LOG_COLUMNS: Final = 200
 class Args:
     """Arguments of `nekro jobs`."""
 
-    action: str = arg(
-        nargs="?",
-        default="list",
-        choices=_ACTIONS,
-        metavar="ACTION",
-        help="list, show, watch, log, cancel or retry (default: list)",
-    )
+    action: str = action_option(_ACTIONS)
     job_id: str | None = arg(nargs="?", metavar="ID", type=not_blank, help="job, for all actions but list")
     chat_key: str | None = arg("--chat-key", metavar="K", type=chat_key, help="only jobs of this chat")
     open: bool = arg("--open", action="store_true", help="only jobs that have not ended")

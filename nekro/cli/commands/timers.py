@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
-from nekro.cli.command import Deps, arg, chat_key, chosen_id, json_flag, not_blank, positive_int
+from nekro.cli.command import (
+    Deps,
+    action_option,
+    arg,
+    chat_key,
+    chosen_id,
+    json_flag,
+    not_blank,
+    positive_int,
+)
 from nekro.cli.gateway_client import newest, open_client
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
@@ -55,13 +64,7 @@ _TEXT_COLUMNS: Final = 60
 class Args:
     """Arguments of `nekro timers`."""
 
-    action: str = arg(
-        nargs="?",
-        default="list",
-        choices=_ACTIONS,
-        metavar="ACTION",
-        help="list, pause, resume or delete (default: list)",
-    )
+    action: str = action_option(_ACTIONS)
     timer_id: str | None = arg(
         nargs="?", metavar="ID", type=not_blank, help="timer, or the beginning of its id; for all but list"
     )

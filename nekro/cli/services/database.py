@@ -44,7 +44,7 @@ async def open_database(settings: Settings) -> AsyncIterator[Database]:
 
 @asynccontextmanager
 async def open_writers(settings: Settings) -> AsyncIterator[Services]:
-    """Build the services with which a command writes rows and publishes events; they are not started.
+    """Build the services that a command needs to write rows and publish events; they are not started.
 
     Raises:
         StorageUnavailableError: the database does not answer, or is not migrated.

@@ -226,7 +226,7 @@ async def read_changes(
 async def create_stream_ticket(
     body: StreamTicketBody, services: ServicesDep, identity: IdentityDep
 ) -> StreamTicket:
-    """Return a ticket with which a browser reads an event stream, for 10 minutes.
+    """Return a ticket that lets a browser read an event stream for 10 minutes.
 
     The stream is that of a chat's events, or that of changes. `EventSource` cannot send a key. `path` has the
     ticket as a parameter, and is valid for this stream only, as long as the key is: also when the browser
