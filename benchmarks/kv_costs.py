@@ -36,11 +36,13 @@ from broker_config.settings import DatabaseSettings, StoreSettings
 from nekro_agent import runtime
 from nekro_agent.execution.greenlets import Bridged
 from nekro_agent.store import PluginStore
-from nekro_agent.testing import InMemoryMessages, LocalAreas
+from nekro_agent.testing.services import RecordedTriggers
 from storage.engine import Database
+from storage.files import DataAreas
 from storage.kv import SqlKeyValueStore
 from storage.migrate import upgrade
 from storage.plugin_values import GET, SET
+from workers.sdk_runtime import SqlMessages
 
 __all__ = ["main", "parse"]
 
@@ -132,8 +134,8 @@ async def _measure(
         services = runtime.Runtime(
             data_dir=Path(directory),
             store=store,
-            messages=InMemoryMessages(),
-            areas=LocalAreas(Path(directory)),
+            messages=SqlMessages(database, RecordedTriggers()),
+            areas=DataAreas(Path(directory)),
         )
         with runtime.bound(services):
             plugin = Plugin()

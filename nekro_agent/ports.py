@@ -1,7 +1,7 @@
 """The SDK's ports: protocols that a runtime implements.
 
-``storage`` and ``workers`` implement them on SQL and Celery, ``nekro_agent.testing`` in memory;
-one contract test suite runs on both.
+``storage`` and ``workers`` implement them on SQL and Celery; in ``nekro_agent.testing``, jobs are tasks of
+the test's loop.
 """
 
 from __future__ import annotations

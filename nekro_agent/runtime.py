@@ -1,7 +1,7 @@
 """The services behind the SDK, as one bundle that is bound per process.
 
 Plugins do not use this module. The application binds a :class:`Runtime` when it starts
-(``workers.services`` on SQL and Celery, ``nekro_agent.testing`` in memory). During the import
+(``workers.services``; in tests of plugins, ``nekro_agent.testing``). During the import
 of plugins, before a runtime is bound, only the data root and the package policy are available.
 """
 

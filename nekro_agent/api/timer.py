@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, overload
 
 from nekro_agent import runtime
+from nekro_agent.api.message import checked_chat
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution import greenlets as bridge
@@ -67,7 +68,7 @@ async def set_temp_timer(chat_key: str, trigger_time: int, event_desc: str) -> b
 
 async def clear_timers(chat_key: str, temporary: bool | None = None) -> bool:
     """Cancel the chat's timers: all, or only the (non-)temporary ones."""
-    await runtime.current().service("timers").clear(chat_key, temporary=temporary)
+    await runtime.current().service("timers").clear(checked_chat(chat_key), temporary=temporary)
     return True
 
 
@@ -101,7 +102,7 @@ class TimerList(Sequence[TimerTask]):
         return repr(self._tasks) if self._tasks is not None else f"<timers of {self._chat_key}, not read yet>"
 
     async def _load(self) -> list[TimerTask]:
-        pending = await runtime.current().service("timers").pending(self._chat_key)
+        pending = await runtime.current().service("timers").pending(checked_chat(self._chat_key))
         self._tasks = [*map(TimerTask.of, pending), *self._others]
         return list(self._tasks)
 
@@ -126,7 +127,7 @@ async def _set(chat_key: str, trigger_time: object, event_desc: str, *, temporar
     if trigger_time < 0:
         return await clear_timers(chat_key, temporary=True if temporary else None)
     if trigger_time == 0:
-        await runtime.current().messages.wake(chat_key)
+        await runtime.current().messages.wake(checked_chat(chat_key))
         return True
     now = datetime.now(UTC)
     if trigger_time <= now.timestamp():
@@ -135,6 +136,7 @@ async def _set(chat_key: str, trigger_time: object, event_desc: str, *, temporar
         return _refused(chat_key, f"trigger_time {trigger_time} is more than ten years away")
     fire_at = datetime.fromtimestamp(trigger_time, UTC)
     timers = runtime.current().service("timers")
+    checked_chat(chat_key)
     await timers.add(chat_key, fire_at=fire_at, description=str(event_desc), temporary=temporary)
     return True
 

@@ -1,4 +1,4 @@
-"""In-memory implementations of the SDK's services, for tests of plugin authors.
+"""A runtime with the services of a worker on a new database, for tests of plugin authors.
 
     async def test_greeting(tmp_path):
         async with InMemoryRuntime(plugin, data_dir=tmp_path) as world:
@@ -7,27 +7,16 @@
             assert world.messages.sent[0].text == "…"
 
 Import this module before the plugin if the plugin uses names of the reference that do not
-exist here. The same contract tests run on these services and on the real ones.
+exist here. Background jobs run as tasks of the test's loop; nothing else differs from a worker.
 """
 
 from __future__ import annotations
 
 from nekro.plugins.invoke import Outcome
 from nekro_agent import placeholders
-from nekro_agent.testing.background import InMemoryCronJobs, InMemoryJobs, InMemoryTimers
-from nekro_agent.testing.memory import InMemoryMessages, InMemoryRecords, InMemoryStore, LocalAreas
+from nekro_agent.testing.background import InMemoryJobs
 from nekro_agent.testing.world import InMemoryRuntime
 
-__all__ = [
-    "InMemoryCronJobs",
-    "InMemoryJobs",
-    "InMemoryMessages",
-    "InMemoryRecords",
-    "InMemoryRuntime",
-    "InMemoryStore",
-    "InMemoryTimers",
-    "LocalAreas",
-    "Outcome",
-]
+__all__ = ["InMemoryJobs", "InMemoryRuntime", "Outcome"]
 
 placeholders.install()

@@ -1,15 +1,19 @@
-"""A bound runtime with every service in memory."""
+"""A bound runtime with the services of a worker on a database of its own."""
 
 from __future__ import annotations
 
 import itertools
+import shutil
 import tempfile
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from broker_config.settings import StoreSettings
+from nekro.app.timers import TimerFirings
 from nekro.plugins.commands import CommandTable
 from nekro.plugins.hooks import HookFailure, PluginHost
 from nekro.plugins.invoke import Outcome, call_method
@@ -21,8 +25,12 @@ from nekro_agent.plugin import NekroPlugin, using
 from nekro_agent.policies import CoreConfig, DownloadPolicy, PackagePolicy, StorePolicy, UploadPolicy
 from nekro_agent.runtime import Runtime
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from nekro_agent.testing.background import InMemoryCronJobs, InMemoryJobs, InMemoryTimers
-from nekro_agent.testing.memory import InMemoryMessages, InMemoryRecords, InMemoryStore, LocalAreas
+from nekro_agent.testing.background import InMemoryJobs
+from nekro_agent.testing.services import RecordedTriggers, WorldMessages, WorldTimers, new_database
+from storage.files import DataAreas
+from storage.kv import SqlKeyValueStore
+from storage.timer_services import SqlCronJobs
+from workers.sdk_runtime import SqlRecords
 
 __all__ = ["InMemoryRuntime"]
 
@@ -47,15 +55,24 @@ class InMemoryRuntime:
         """
         self._cleanup = ExitStack()
         self._call_numbers = itertools.count()
-        root = data_dir or Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="nekro-")))
+        own = Path(tempfile.mkdtemp(prefix="nekro-"))
+        # Also if the block is never entered.
+        self._cleanup.callback(weakref.finalize(self, shutil.rmtree, own, ignore_errors=True))
+        root = data_dir or own / "data"
+        store_policy = store_policy or StorePolicy()
+        triggers = RecordedTriggers()
+        firings = TimerFirings(triggers)
         self.plugins = list(plugins)
-        self.store = InMemoryStore()
-        self.messages = InMemoryMessages()
-        self.areas = LocalAreas(root)
-        self.timers = InMemoryTimers(self.messages)
-        self.cron_jobs = InMemoryCronJobs(self.messages)
+        self._database = new_database(own)
+        self.store = SqlKeyValueStore(
+            self._database, StoreSettings(max_value_bytes=store_policy.max_value_bytes)
+        )
+        self.records = SqlRecords(self._database, triggers)
+        self.messages = WorldMessages(self._database, self.records, triggers)
+        self.areas = DataAreas(root)
+        self.timers = WorldTimers(self._database, firings)
+        self.cron_jobs = SqlCronJobs(self._database, on_fire=firings.fire)
         self.jobs = InMemoryJobs(self.plugins)
-        self.records = InMemoryRecords(self.messages, self.store)
         self.commands = CommandTable(self.plugins)
         #: Init hooks that failed.
         self.failures: list[HookFailure] = []
@@ -71,7 +88,7 @@ class InMemoryRuntime:
             records=self.records,
             intake=self.messages,
             hooks=self.host,
-            store_policy=store_policy or StorePolicy(),
+            store_policy=store_policy,
             downloads=downloads or DownloadPolicy(),
             packages=packages or PackagePolicy(),
             uploads=uploads or UploadPolicy(),
@@ -94,6 +111,7 @@ class InMemoryRuntime:
             await self.jobs.close()
             await self.host.stop()
         finally:
+            await self._database.dispose()
             self._cleanup.close()
 
     def context(

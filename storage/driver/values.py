@@ -7,6 +7,8 @@ from __future__ import annotations
 import re
 from typing import Any, Final, TypeAlias
 
+from nekro_agent.errors import InvalidValueError
+
 __all__ = [
     "Parameters",
     "Row",
@@ -30,7 +32,13 @@ _ESCAPED: Final = re.compile(f"{_ESCAPE}([0-9a-f]{{4}})")
 
 
 def escaped(value: str) -> str:
-    """Escape a text for the database."""
+    """Escape a text for the database.
+
+    Raises:
+        InvalidValueError: it is no text; plugins pass any value.
+    """
+    if not isinstance(value, str):
+        raise InvalidValueError(f"{repr(value)[:80]} is not text")
     if value.isascii() and "\0" not in value:  # a fast check that most values pass
         return value
     return _TO_ESCAPE.sub(lambda match: f"{_ESCAPE}{ord(match[0]):04x}", value)

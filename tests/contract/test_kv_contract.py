@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,22 +15,12 @@ from nekro_agent.ports import KeyValueStore
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore
 
-#: File of the SDK's in-memory implementation.
-MEMORY_STORE = ("nekro_agent.testing", "InMemoryStore")
-
 SCOPE: dict[str, str] = {"chat_key": "", "user_key": "", "store_key": "k"}
 TEXT = st.text(max_size=60)
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[KeyValueStore]:
-    if request.param == "memory":
-        try:
-            memory: Any = getattr(importlib.import_module(MEMORY_STORE[0]), MEMORY_STORE[1])
-        except (ImportError, AttributeError):
-            pytest.skip(".".join(MEMORY_STORE) + " does not exist")
-        yield memory()
-        return
     database = Database(request.getfixturevalue("migrated_copy")(request.param), tmp_path)
     yield SqlKeyValueStore(database, StoreSettings())
     await database.dispose()

@@ -8,13 +8,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nekro_agent.ports import CronJob, CronJobs, Timers, WorkdayMode
-from nekro_agent.testing.background import InMemoryCronJobs, InMemoryTimers
-from nekro_agent.testing.memory import InMemoryMessages
 from storage.engine import Database
 from storage.timer_services import Firing, SqlCronJobs, SqlTimers
 from storage.transaction import Transaction
@@ -32,12 +29,9 @@ class Services:
     fired: list[str]
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres"])
 async def services(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Services]:
     fired: list[str] = []
-    if request.param == "memory":
-        yield _in_memory(fired)
-        return
     database = Database(request.getfixturevalue("migrated_copy")(request.param), tmp_path)
 
     async def on_fire(tx: Transaction, firing: Firing) -> None:
@@ -49,16 +43,6 @@ async def services(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
 
 async def _note(fired: list[str], text: str) -> None:
     fired.append(text)
-
-
-def _in_memory(fired: list[str]) -> Services:
-    class Messages(InMemoryMessages):
-        async def push_system(self, chat_key: str, text: str, **options: Any) -> str:
-            fired.append(text)
-            return await super().push_system(chat_key, text, **options)
-
-    messages = Messages()
-    return Services(InMemoryTimers(messages), InMemoryCronJobs(messages), fired)
 
 
 async def test_a_timer_is_deleted_once_by_its_id(services: Services) -> None:

@@ -14,7 +14,6 @@ from nekro.app.rounds.chat_history import ChatHistory
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.ports import MOST_TEXT_CHARS, MessageKind, Messages, OutgoingMessage
 from nekro_agent.records import Records
-from nekro_agent.testing import InMemoryRuntime
 from storage.engine import Database
 from workers.sdk_runtime import SqlMessages, SqlRecords
 
@@ -34,12 +33,8 @@ class Port:
         return [(row.kind, row.text) for row in reversed(rows)]
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres"])
 async def port(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Port]:
-    if request.param == "memory":
-        async with InMemoryRuntime(data_dir=tmp_path) as world:
-            yield Port(world.messages, world.records, lambda: world.messages.triggered)
-        return
     database = await emptied(request.getfixturevalue("migrated")(request.param), tmp_path)
     recorder = RecordingPublisher()
     yield Port(SqlMessages(database, recorder), SqlRecords(database, recorder), lambda: recorder.rounds)

@@ -15,7 +15,6 @@ from broker_config.settings import StoreSettings
 from nekro_agent.execution.current import effects_of
 from nekro_agent.ports import KeyValueStore, MessageKind, Messages, OutgoingMessage
 from nekro_agent.records import Records
-from nekro_agent.testing import InMemoryRuntime
 from storage.kv import SqlKeyValueStore
 from workers.sdk_runtime import SqlMessages, SqlRecords
 
@@ -27,12 +26,8 @@ class Services:
     store: KeyValueStore
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres"])
 async def services(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Services]:
-    if request.param == "memory":
-        async with InMemoryRuntime(data_dir=tmp_path) as world:
-            yield Services(world.records, world.messages, world.store)
-        return
     database = await emptied(request.getfixturevalue("migrated")(request.param), tmp_path)
     recorder = RecordingPublisher()
     yield Services(

@@ -21,7 +21,7 @@ from nekro_agent.models.db_preset import DBPreset
 from nekro_agent.models.db_user import DBUser
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.policies import CoreConfig, ModelConfigGroup
-from nekro_agent.ports import ChatInfo, MessageKind
+from nekro_agent.ports import MessageKind
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import (
     ChatMessage,
@@ -97,8 +97,8 @@ async def test_invalid_queries_are_named(history: InMemoryRuntime) -> None:
 
 
 async def test_chats_users_and_presets_are_found(history: InMemoryRuntime) -> None:
-    history.records.known_chats["group"] = ChatInfo(
-        chat_key="group", container_key="box", adapter_key="onebot_v11", channel_type="group", channel_id="1"
+    await history.records.change_chat(
+        "group", {"adapter_key": "onebot_v11", "channel_type": "group", "channel_id": "1"}
     )
     channel = await DBChatChannel.get_channel(chat_key="group")
     assert (channel.chat_type.value, channel.channel_id, channel.adapter_key) == ("group", "1", "onebot_v11")

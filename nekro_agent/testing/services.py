@@ -1,0 +1,183 @@
+"""The services of a test's world: those of a worker on a new SQLite file, and what a test asks them for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+from broker_config.settings import DatabaseSettings
+from nekro.app.chats.publisher import EventPublisher
+from nekro.app.timers import TimerFirings
+from nekro_agent.ports import IncomingMessage, MessageKind, OutgoingMessage
+from nekro_agent.records import StoredMessage
+from storage.driver.urls import SQLITE_FILE_NAME
+from storage.engine import Database
+from storage.migrate import upgrade
+from storage.timer_services import Firing, SqlTimers
+from workers.sdk_runtime import SqlMessages, SqlRecords
+
+__all__ = ["RecordedTriggers", "WorldMessages", "WorldTimers", "new_database"]
+
+T = TypeVar("T")
+
+
+@cache
+def _empty_file() -> bytes:
+    """Return an empty SQLite file that has the schema; making it takes longer than a test."""
+    with TemporaryDirectory(prefix="nekro-") as directory:
+        _now(upgrade(DatabaseSettings(), Path(directory)))
+        return (Path(directory) / SQLITE_FILE_NAME).read_bytes()
+
+
+def new_database(directory: Path) -> Database:
+    """Create an empty database in a directory that has none."""
+    (directory / SQLITE_FILE_NAME).write_bytes(_empty_file())
+    return Database(DatabaseSettings(), directory)
+
+
+def _now(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine to code that cannot await: another thread runs it."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+class RecordedTriggers(EventPublisher):
+    """Records the chats whose rounds would be announced; nothing is published."""
+
+    def __init__(self) -> None:
+        # Not that of the base class, which needs a Celery application and starts threads.
+        self.adapters = frozenset()
+        #: Chats whose agent was triggered, in order.
+        self.chats: list[str] = []
+
+    async def round_requested(self, chat_key: str, *, later: bool = False) -> None:
+        """Record the chat."""
+        self.chats.append(chat_key)
+
+    def events_added(
+        self, chat_key: str, number: int, *, types: frozenset[str] = frozenset(), later: bool = False
+    ) -> None:
+        """Announce nothing: nobody subscribes."""
+
+
+class WorldMessages(SqlMessages):
+    """Implements ``Messages`` and ``Intake``; keeps what plugins sent and which agents they triggered."""
+
+    def __init__(self, database: Database, records: SqlRecords, triggers: RecordedTriggers) -> None:
+        super().__init__(database, triggers)
+        self._records = records
+        #: Messages that plugins sent, in order.
+        self.sent: list[OutgoingMessage] = []
+        #: Chats whose agent was triggered, in order.
+        self.triggered = triggers.chats
+        #: Ids that messages of plugins were given.
+        self._ids: set[str] = set()
+
+    async def send(self, message: OutgoingMessage) -> str:
+        """Record a message of the agent."""
+        message_id = await super().send(message)
+        if self._is_new(message.id):
+            self.sent.append(message)
+        return message_id
+
+    async def push_system(
+        self,
+        chat_key: str,
+        text: str,
+        *,
+        trigger_agent: bool,
+        call_id: str | None,
+        message_id: str | None = None,
+    ) -> str:
+        """Record a system message."""
+        wakes = self._is_new(message_id) and trigger_agent
+        return await super().push_system(
+            chat_key, text, trigger_agent=wakes, call_id=call_id, message_id=message_id
+        )
+
+    async def receive(self, message: IncomingMessage) -> str | None:
+        """Record a message of a person, without hooks; implements ``Intake``."""
+        row = await self._records.add_message(
+            message.chat_key,
+            kind=MessageKind.USER,
+            text=message.text,
+            sender_id=message.user_id,
+            sender_name=message.user_name,
+            data={"is_tome": int(message.is_tome), "content_data": list(message.content_data)},
+        )
+        if message.is_tome:
+            await self.wake(message.chat_key)
+        return row.id
+
+    def add(
+        self,
+        chat_key: str,
+        kind: MessageKind,
+        text: str,
+        *,
+        sender_id: str | None = None,
+        sender_name: str | None = None,
+        message_id: str | None = None,
+        data: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Record a message, for example one of a person; returns its id."""
+        new = self._records.add_message(
+            chat_key,
+            kind=kind,
+            text=text,
+            message_id=message_id,
+            sender_id=sender_id,
+            sender_name=sender_name,
+            data=data,
+        )
+        return _now(self._once(new)).id
+
+    @property
+    def history(self) -> list[StoredMessage]:
+        """Every recorded message of every chat, in order."""
+        every = _now(self._once(self._records.messages(chat_key=None, since=None, limit=1 << 20)))
+        return [row for row in reversed(every) if not (row.data or {}).get("hidden")]
+
+    def texts(self, chat_key: str, kind: MessageKind) -> list[str]:
+        """Return the texts of a chat's messages of one kind; a file without text is its name in brackets."""
+        rows = [row for row in self.history if row.chat_key == chat_key and row.kind is kind]
+        return [row.text or f"[{(row.data or {}).get('file_name')}]" for row in rows]
+
+    async def _once(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await work
+        finally:
+            await self._database.dispose_loop()
+
+    def _is_new(self, message_id: str | None) -> bool:
+        if message_id is None:
+            return True
+        is_new = message_id not in self._ids
+        self._ids.add(message_id)
+        return is_new
+
+
+class WorldTimers(SqlTimers):
+    """Implements ``Timers``; a test fires them."""
+
+    def __init__(self, database: Database, firings: TimerFirings) -> None:
+        super().__init__(database)
+        self._firings = firings
+
+    async def fire_due(self, now: datetime) -> int:
+        """Fire timers that are due at ``now``; returns their number."""
+        async with self._database.begin() as tx:
+            ids = await tx.timers.open_ids(None, after="", limit=1 << 20)
+            due = [timer for timer in await tx.timers.open_of(ids) if timer.fire_at <= now]
+            for timer in sorted(due, key=lambda timer: timer.fire_at):
+                await tx.timers.delete(timer.id)
+                await self._firings.fire(
+                    tx, Firing(id=timer.id, chat_key=timer.chat_key, text=timer.description)
+                )
+        return len(due)
