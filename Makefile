@@ -11,8 +11,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--no-emit-index-url --no-emit-find-links --no-header --no-annotate $(UPGRADE)
 IMAGE ?= nekro-workers:local
 PYTEST_ARGS ?=
-# More processes than the 2 cores of a small machine, as many tests mostly wait. Each further process
-# collects all tests again.
+# More processes than the 2 cores of a small machine, as many tests mostly wait.
 TEST_PROCESSES ?= 5
 # Container images set this; without bytecode files, each process that tests start compiles the project again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -73,14 +72,14 @@ libmagic:
 demo: $(RUN) $(LAYER) bubblewrap ## Run the scripted tour: sandbox, plugins, queue, follow-up rounds.
 	$(BIN)/nekro demo
 
-# `loadfile`: tests of one file share its servers and fleets.
-PARALLEL := --dist loadfile --no-loadscope-reorder --max-worker-restart 1
+# A process takes whole files: the tests of one share its servers and fleets (tests/forked_run.py).
+PARALLEL := --processes $(TEST_PROCESSES)
 
 test: install ## Run the default tests: every component on real servers and sandboxes, one fleet of each kind.
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) $(PARALLEL) -m 'not slow and not extended' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow and not extended' $(PYTEST_ARGS)
 
 test-extended: install mcp-servers openai-clients ## Run the tests that take longer: browser, whole systems, fleets on PostgreSQL.
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) $(PARALLEL) -m 'extended and not slow' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'extended and not slow' $(PYTEST_ARGS)
 
 test-all: test test-extended ## Run both.
 
@@ -90,16 +89,16 @@ STATIC := $(addprefix --ignore=tests/,bench console deploy docs test_layers.py t
 	test_log_events.py test_private_uses.py)
 
 test-pythons: install ## Run the default tests on each other CPython of this machine (3.11 to 3.14), without those of files and pages.
-	@scripts/test-pythons -n $(TEST_PROCESSES) $(PARALLEL) -m 'not slow and not extended' $(STATIC) $(PYTEST_ARGS)
+	@scripts/test-pythons $(PARALLEL) -m 'not slow and not extended' $(STATIC) $(PYTEST_ARGS)
 
 # What depends on the rights of the user who runs the tests.
 BY_USER := tests/sandbox tests/security tests/system
 
 test-user: install ## As root: run the tests of sandboxes, security and whole systems as an ordinary user who is made for it.
-	@scripts/test-user -n $(TEST_PROCESSES) $(PARALLEL) -m 'not slow' $(BY_USER) $(PYTEST_ARGS)
+	@scripts/test-user $(PARALLEL) -m 'not slow' $(BY_USER) $(PYTEST_ARGS)
 
 test-fast: install ## Run the tests of single components, for quick feedback: SQLite and Redis, no worker, no sandbox.
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) $(PARALLEL) -m 'not slow and not extended' -k '$(FAST_ONLY)' $(FAST) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow and not extended' -k '$(FAST_ONLY)' $(FAST) $(PYTEST_ARGS)
 
 test-slow: install ## Run the long tests: crashes, soak, load.
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)

@@ -20,6 +20,8 @@ import hypothesis
 import psycopg
 import pytest
 import redis
+from forked_run import pytest_addoption as pytest_addoption
+from forked_run import pytest_runtestloop as pytest_runtestloop
 from left_out import pytest_terminal_summary as pytest_terminal_summary
 from loguru import logger
 from postgres_process import PostgresServer
