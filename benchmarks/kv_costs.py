@@ -41,7 +41,7 @@ from storage.engine import Database
 from storage.files import DataAreas
 from storage.kv import SqlKeyValueStore
 from storage.migrate import upgrade
-from storage.plugin_values import GET, SET
+from storage.repositories.plugin_states import GET, SET
 from workers.sdk_runtime import SqlMessages
 
 __all__ = ["main", "parse"]

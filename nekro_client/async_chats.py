@@ -14,11 +14,10 @@ from nekro_client.async_connections import AsyncConnection, AsyncStream, run_blo
 from nekro_client.chat_requests import ChatRequests, FileRequests, file_part, message_body
 from nekro_client.errors import ClientError, ConflictError, InvalidAnswerError
 from nekro_client.models import Event, FileInfo, NewPart, PostedMessage
-from nekro_client.operations import API, Backoff, connecting, segment
+from nekro_client.operations import API, Backoff, Upload, connecting, segment
 from nekro_client.pieces import Download
 from nekro_client.requests import Asynchronous
 from nekro_client.streams import STREAM_TIMEOUT, EventCursor
-from nekro_client.uploads import Upload
 
 __all__ = ["AsyncChat", "AsyncEventStream", "AsyncFiles"]
 

@@ -25,9 +25,8 @@ from nekro_client.models import (
     TurnState,
     TurnSummary,
 )
-from nekro_client.operations import Operation, operation, segment
+from nekro_client.operations import Operation, Upload, operation, segment
 from nekro_client.requests import request, whole_list
-from nekro_client.uploads import Upload
 
 __all__ = ["ChatRequests", "FileRequests", "file_part", "message_body"]
 

@@ -15,11 +15,10 @@ from nekro_client.chat_requests import ChatRequests, FileRequests, file_part, me
 from nekro_client.connections import Connection, Stream, run_blocking
 from nekro_client.errors import ClientError, ConflictError, InvalidAnswerError
 from nekro_client.models import Event, FileInfo, NewPart, PostedMessage
-from nekro_client.operations import API, Backoff, connecting, segment
+from nekro_client.operations import API, Backoff, Upload, connecting, segment
 from nekro_client.pieces import Download
 from nekro_client.requests import Blocking
 from nekro_client.streams import STREAM_TIMEOUT, EventCursor
-from nekro_client.uploads import Upload
 
 __all__ = ["Chat", "EventStream", "Files"]
 

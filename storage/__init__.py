@@ -12,7 +12,6 @@
 | ``listings`` | lists, figures and searches for people |
 | ``outbound`` | what waits to leave the system |
 | ``kv``, ``files``, ``timer_services`` | implementations of the SDK's ports |
-| ``plugin_values`` | statements on values of plugins |
 | ``catalogue``, ``caller_reads`` | the catalogue as workers write it and as callers read it |
 | ``retention`` | deletes rows that ended long ago |
 """

@@ -8,7 +8,7 @@ from broker_config.settings import StoreSettings
 from nekro_agent.errors import InvalidValueError
 from storage.driver.errors import outlasting
 from storage.engine import Database
-from storage.plugin_values import DELETE, GET, SET, value_digest
+from storage.repositories.plugin_states import DELETE, GET, SET, value_digest
 from storage.tables import PLUGIN_VALUES
 
 __all__ = ["SqlKeyValueStore"]

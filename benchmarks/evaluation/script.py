@@ -14,8 +14,7 @@ from typing import Any, Final
 from benchmarks.evaluation.task import Reply
 from benchmarks.tool_use.endpoint import ChatEndpoint, common_chars, completion
 from nekro.agent.multimodal import image_data
-from nekro.agent.room import MOST_TOKENS, tokens_of_image
-from nekro.agent.tokens import ESTIMATE
+from nekro.agent.room import ESTIMATE, MOST_TOKENS, tokens_of_image
 
 __all__ = ["MODEL", "Script", "ScriptedModel", "text_of", "tokens_of_answer", "tokens_of_request"]
 

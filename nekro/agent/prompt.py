@@ -3,18 +3,19 @@
 Parts that change least come first, so that an endpoint's prompt cache stays valid through a turn:
 the system prompt with the catalogue, the history as the turn's first round saw it, then each
 earlier round as its answer and its results. What is new in every round (the plugins' injected
-prompts, round numbers, time, check word) comes last.
-"""
+prompts, round numbers, time, check word) comes last."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from loguru import logger
 
 from broker_config.settings import AgentSettings, AnswerMode, SandboxSettings
 from nekro.agent.catalogue import CatalogueWriter
@@ -50,11 +51,64 @@ from nekro.agent.text import attribute, cut_text, method_text, neutralise
 from nekro.agent.text import handle_of_output as of_output
 from nekro.agent.text import handle_of_result as of_result
 from nekro.sandbox.models import StopType
+from nekro_agent.core.logger import log_failure, missing_name
+from nekro_agent.durations import HOOK_SECONDS
 from nekro_agent.methods import BUILT_IN_METHODS, SandboxMethodType
 
-__all__ = ["PromptBuilder", "PromptRequest", "order_plugins"]
+__all__ = [
+    "HOOK_SECONDS",
+    "PromptBuilder",
+    "PromptRequest",
+    "collect_injected",
+    "order_plugins",
+]
+
+
+_ERROR_CHARS: Final = 300
+
+
+async def collect_injected(
+    plugins: Sequence[PluginBrief],
+    *,
+    redact: Callable[[str], str],
+) -> list[InjectedPrompt]:
+    """Run the plugins' inject methods concurrently; return their results in the plugins' order.
+
+    A plugin that fails or takes too long loses only its own text; the prompt states the error there, but not
+    that the plugin uses a name that does not exist here.
+    """
+    return await asyncio.gather(
+        *(_inject(plugin.key, plugin.inject, redact) for plugin in plugins if plugin.inject is not None)
+    )
+
+
+async def _inject(
+    key: str, inject: Callable[[], Awaitable[str]], redact: Callable[[str], str]
+) -> InjectedPrompt:
+    try:
+        async with asyncio.timeout(HOOK_SECONDS) as limit:
+            text = await inject()
+    except BaseException as exc:  # plugin code: a SystemExit from it must not end the worker
+        if _is_ours(exc):
+            raise
+        error = f"{type(exc).__name__}: {redact(str(exc))}"[:_ERROR_CHARS]
+        if isinstance(exc, TimeoutError) and limit.expired():
+            error = f"no answer within {HOOK_SECONDS:g} s"
+        log_failure(logger.bind(plugin=key), "inject_failed", exc, plugin_key=key, level="WARNING")
+        if missing_name(exc) is not None:  # the model can do nothing about it, in no round
+            return InjectedPrompt(plugin=key, text="")
+        return InjectedPrompt(plugin=key, error=error)
+    return InjectedPrompt(plugin=key, text="" if text is None else str(text))
+
+
+def _is_ours(exc: BaseException) -> bool:
+    """Whether the exception is the cancellation of this task and not an error of the plugin."""
+    task = asyncio.current_task()
+    return isinstance(exc, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
 
 _STOPPED_AT_CALL: Final = "The program ended at the call of an AGENT method; code after the call did not run."
+
 _REASONS: Final = {
     StopType.NORMAL: "The program ended normally.",
     StopType.ERROR: "The program ended with an error.",
@@ -83,10 +137,12 @@ _SYNTAX_HINTS: Final = {
     AnswerMode.WORDS: "Python could not read your program. A block without a label counts as Python; mind "
     "quotes and fences inside strings.",
 }
+
 _NO_PROGRESS: Final = (
     "That brought nothing new. Try another way, or tell the people in the chat what does not work; to repeat "
     "it ends the turn."
 )
+
 _SAID: Final = "Your answer was sent to the chat as it is."
 #: How often the limits of a prompt that is too long are lowered: to a 64th.
 _MOST_LOWERED: Final = 6

@@ -18,7 +18,6 @@ from broker_config.settings import AgentSettings, AnswerMode, SandboxSettings
 from nekro.agent import loops, verdict
 from nekro.agent.answers.live_words import LiveWords, ends_unopened_reasoning
 from nekro.agent.answers.replies import Reply, ReplyKind, read_program, read_reply
-from nekro.agent.inject import collect_injected
 from nekro.agent.llm import LLMAnswer, LLMClient, LLMRequest, ModelSpent
 from nekro.agent.model import (
     ChatBrief,
@@ -32,7 +31,7 @@ from nekro.agent.model import (
     TurnRound,
 )
 from nekro.agent.pictures.fit import PromptPictures
-from nekro.agent.prompt import PromptBuilder, PromptRequest
+from nekro.agent.prompt import PromptBuilder, PromptRequest, collect_injected
 from nekro.agent.room import ModelContexts, PromptRoom
 from nekro.agent.text import new_check_word, reveals_check_word
 from nekro.agent.verdict import Verdict, judge_reply

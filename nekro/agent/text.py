@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Final
 
 from nekro.agent.model import MethodBrief
-from nekro.agent.tokens import TokenCounter
+from nekro.agent.room import TokenCounter
 from nekro_agent.tools.visible_text import JOINERS, without_invisible
 
 __all__ = [

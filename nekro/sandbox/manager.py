@@ -1,8 +1,8 @@
-"""The public interface of this package: start sandboxes and run code in them.
+"""The public interface of this package: start sandboxes, keep warm ones, and run code in them.
 
 ``prepare`` starts a sandbox for a chat during the LLM request, ``run`` runs the code in it.
-A sandbox serves one run.
-"""
+A sandbox serves one run. The number and age of warm sandboxes are bounded, as each costs a few megabytes and
+a process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 from weakref import WeakValueDictionary
@@ -40,7 +41,6 @@ from nekro.sandbox.models import (
 )
 from nekro.sandbox.packages.base import read_base
 from nekro.sandbox.packages.builder import IMPORTER, PackageService, builder_settings
-from nekro.sandbox.pool import WarmPool
 from nekro.sandbox.run import SandboxRun
 from nekro.sandbox.shared import Hold, SharedCleaner
 from nekro.sandbox.users import UserHold, hold_user, prepare_directories
@@ -48,11 +48,102 @@ from nekro_agent.durations import DEFER_SECONDS, FRESH_SECONDS
 from nekro_agent.errors import SandboxError
 from nekro_agent.ports import FileAreas
 
-__all__ = ["SandboxManager"]
+__all__ = [
+    "SandboxManager",
+    "WarmPool",
+]
+
+
+@dataclass(kw_only=True)
+class _Entry:
+    starting: asyncio.Task[Sandbox]
+    expiry: asyncio.TimerHandle
+
+
+class WarmPool:
+    """Keeps started sandboxes by key until they are taken or too old."""
+
+    def __init__(self, *, most: int, seconds: float) -> None:
+        self._most = most
+        self._seconds = seconds
+        self._entries: dict[Hashable, _Entry] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def prepare(self, key: Hashable, start: Callable[[], Awaitable[Sandbox]]) -> None:
+        """Start a sandbox for ``key`` in the background, unless there is one or the pool is full."""
+        if key in self._entries or len(self._entries) >= self._most or self._seconds <= 0:
+            return
+
+        async def starting() -> Sandbox:
+            return await start()
+
+        expiry = asyncio.get_running_loop().call_later(self._seconds, self._expire, key)
+        self._entries[key] = _Entry(starting=asyncio.create_task(starting()), expiry=expiry)
+
+    async def ready(self, key: Hashable) -> None:
+        """Wait until the sandbox for ``key`` has started or failed; returns at once without one."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            await asyncio.wait([entry.starting])
+
+    async def take(self, key: Hashable) -> Sandbox | None:
+        """Return the sandbox for ``key``, waiting for its start; None when there is none that runs.
+
+        The error of a failed start is dropped: the caller starts a sandbox and gets the error again.
+        """
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return None
+        entry.expiry.cancel()
+        try:
+            sandbox = await asyncio.shield(entry.starting)
+        except Exception:
+            # The run starts its own sandbox and gets the same error.
+            return None
+        except asyncio.CancelledError:
+            self._retire(entry)
+            raise
+        if not sandbox.alive:
+            await sandbox.close()
+            return None
+        return sandbox
+
+    async def close(self) -> None:
+        """Close every waiting sandbox."""
+        for key in list(self._entries):
+            self._expire(key)
+        while self._retiring:
+            await asyncio.wait(self._retiring)
+
+    def _expire(self, key: Hashable) -> None:
+        entry = self._entries.pop(key)
+        entry.expiry.cancel()
+        self._retire(entry)
+
+    def _retire(self, entry: _Entry) -> None:
+        task = asyncio.create_task(_close_when_started(entry.starting))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+
+async def _close_when_started(starting: asyncio.Task[Sandbox]) -> None:
+    with contextlib.suppress(asyncio.CancelledError):
+        try:
+            sandbox = await starting
+        except Exception as exc:
+            # Only a warning: the run reports the error when it starts its own sandbox.
+            logger.bind(error=str(exc)).warning("sandbox_prepare_failed")
+            return
+        await sandbox.close()
+
 
 _Result = TypeVar("_Result")
 #: A container key that no chat has.
 _EXAMPLE_KEY: Final = "start"
+
 _CODE_BYTES: Final = 1 << 20
 
 

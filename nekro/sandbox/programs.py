@@ -28,8 +28,14 @@ from broker_config.secret_files import refuse_secret_path
 from broker_config.settings import SandboxSettings
 from nekro.base.tasks import clean_up_timeout
 from nekro.sandbox.drivers.bwrap_args import ProgramSpec, environment_inside, program_arguments, visible_paths
-from nekro.sandbox.drivers.bwrap_tools import Tools, find_tools
-from nekro.sandbox.drivers.isolated import Launched, isolated_start, memory_file, verify_isolation
+from nekro.sandbox.drivers.isolated import (
+    Launched,
+    Tools,
+    find_tools,
+    isolated_start,
+    memory_file,
+    verify_isolation,
+)
 from nekro.sandbox.filter.calls import PROGRAMS
 from nekro.sandbox.filter.seccomp import build_filter, filter_fd
 from nekro.sandbox.leftovers import end_launch, end_orphans, launch_mark

@@ -1,4 +1,6 @@
-"""Downloads: complete files or none, resumed after cuts and crashes, one per target in the whole fleet."""
+"""Downloads: complete files or none, resumed after cuts and crashes, one per target in the whole fleet.
+
+Where the SDK runs without a fleet, there is one per target within the process."""
 
 from __future__ import annotations
 
@@ -6,15 +8,15 @@ import asyncio
 import hashlib
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from nekro_agent import runtime
 from nekro_agent.downloads.addresses import AddressPolicy, checked_url, login_of
-from nekro_agent.downloads.claims import LocalDownloads
 from nekro_agent.downloads.http import Interrupted, Source
 from nekro_agent.downloads.part import PartFile, PartState, remove_stale
 from nekro_agent.downloads.transfer import Content, Transfer
@@ -27,9 +29,84 @@ from nekro_agent.policies import DownloadPolicy
 from nekro_agent.ports import DownloadClaim, DownloadReport, Downloads, DownloadStatus
 from nekro_agent.tools.task_groups import in_thread
 
-__all__ = ["Download", "Progress", "fetch"]
+__all__ = [
+    "Download",
+    "LocalDownloads",
+    "Progress",
+    "fetch",
+]
+
+
+#: Most ended downloads that are remembered for waiting requests; the oldest are dropped.
+_MOST_ENDED = 1000
+
+
+class LocalDownloads:
+    """``nekro_agent.ports.Downloads`` in memory; its claims never pass to another owner."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._claims: dict[Path, _Claim] = {}
+
+    async def claim(self, target: Path, *, request: str) -> _Claim | None:
+        """Claim the download to ``target``; None if another download holds the claim."""
+        with self._lock:
+            known = self._claims.pop(target, None)
+            if known is not None and not known.is_ended:
+                self._claims[target] = known
+                return None
+            previous = None if known is None else known.status()
+            claim = _Claim(request=request, fence=1 if known is None else known.fence + 1, previous=previous)
+            self._claims[target] = claim
+            ended = [path for path, other in self._claims.items() if other.is_ended]
+            for path in ended[: max(0, len(ended) - _MOST_ENDED)]:
+                del self._claims[path]
+        return claim
+
+    async def status(self, target: Path) -> DownloadStatus | None:
+        """Return the progress of the download to ``target``, or its end; None if there is none."""
+        with self._lock:
+            claim = self._claims.get(target)
+            return None if claim is None else claim.status()
+
+
+@dataclass(kw_only=True)
+class _Claim:
+    request: str
+    fence: int
+    previous: DownloadStatus | None
+    is_ended: bool = False
+    is_lost: bool = False
+    _done_bytes: int = 0
+    _whole_bytes: int | None = None
+    _report: DownloadReport | None = field(default=None)
+
+    def progress(self, done_bytes: int, whole_bytes: int | None) -> None:
+        """Publish the progress."""
+        self._done_bytes, self._whole_bytes = done_bytes, whole_bytes
+
+    async def confirm(self) -> None:
+        """Verify the claim."""
+        if self.is_ended:
+            raise FencedError("the download was ended")
+
+    async def end(self, report: DownloadReport | None) -> None:
+        """Release the claim."""
+        self._report, self.is_ended = report, True
+
+    def status(self) -> DownloadStatus:
+        """Return the state that other downloads see."""
+        return DownloadStatus(
+            request=self.request,
+            fence=self.fence,
+            done_bytes=self._done_bytes,
+            whole_bytes=self._whole_bytes,
+            report=self._report,
+        )
+
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+
 _LONGEST_NAME_BYTES: Final = 255
 
 #: Called with the bytes received so far and the whole size, which is None while it is unknown.

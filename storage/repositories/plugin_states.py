@@ -1,34 +1,101 @@
-"""What operators, the watchdog and chats decide on plugins: lanes of methods, states, activations.
+"""What plugins store, and what operators, the watchdog and chats decide on plugins.
 
-Activations say which plugins of a chat are awake although they may sleep, and for how many turns. Those of a
-chat are one value among those of the plugins, under the key of the built-in methods, which no plugin has.
-"""
+A digest identifies a stored value. Decisions are lanes of methods, states and activations. Activations say
+which plugins of a chat are awake although they may sleep, and for how many turns. Those of a chat are one
+value among those of the plugins, under the key of the built-in methods, which no plugin has."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Final
 
 from sqlalchemy import Executable, Integer, bindparam, delete, func, literal_column, select, update
 
+from nekro_agent.errors import InvalidValueError
 from nekro_agent.methods import BUILT_IN_PLUGIN, Lane
-from storage.driver.statements import FixedStatement
-from storage.plugin_values import DELETE, GET, SCOPE, SET, value_digest
+from nekro_agent.store import MAX_KEY_CHARS
+from storage.driver.statements import FixedStatement, SingleStatement
 from storage.repositories.base import Repository
 from storage.sql import insert, now
 from storage.states import OverrideSource, RoundState
-from storage.tables import LANE_OVERRIDES, PLUGIN_STATES, ROUNDS
+from storage.tables import LANE_OVERRIDES, PLUGIN_STATES, PLUGIN_VALUES, ROUNDS
 
 __all__ = [
+    "DELETE",
+    "GET",
+    "SCOPE",
+    "SET",
     "Activation",
     "ActivationRepository",
     "LaneOverrideRepository",
     "PluginState",
     "PluginStateRepository",
+    "value_digest",
 ]
+
+
+#: The keys, in the order of the digest.
+SCOPE: Final = ("plugin_key", "chat_key", "user_key", "store_key")
+
+_pack_length: Final = struct.Struct(">Q").pack
+#: Size of the digest cache: plugins reuse keys, and a digest takes a tenth of the time of reading a value.
+_KNOWN_DIGESTS: Final = 4096
+
+
+@lru_cache(_KNOWN_DIGESTS)
+def value_digest(*keys: str) -> bytes:
+    """Return SHA-256 of the four keys, each after its length, so that no two scopes are encoded alike."""
+    parts: list[bytes] = []
+    for name, key in zip(SCOPE, keys, strict=True):
+        if len(key) > MAX_KEY_CHARS:
+            raise InvalidValueError(f"{name} has {len(key)} characters, the limit is {MAX_KEY_CHARS}")
+        encoded = key.encode("utf-8", "surrogatepass")
+        parts.append(_pack_length(len(encoded)))
+        parts.append(encoded)
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def _get(_dialect: str) -> Executable:
+    return select(PLUGIN_VALUES.c.value).where(PLUGIN_VALUES.c.digest == bindparam("of_digest"))
+
+
+def _delete(_dialect: str) -> Executable:
+    found = PLUGIN_VALUES.c.digest == bindparam("of_digest")
+    return delete(PLUGIN_VALUES).where(found).returning(PLUGIN_VALUES.c.revision)
+
+
+def _set(dialect: str) -> Executable:
+    given = ("digest", *SCOPE, "value")
+    new = insert(dialect, PLUGIN_VALUES).values(
+        {
+            **{name: bindparam(name) for name in given},
+            "revision": literal_column("1"),
+            "created_at": now(),
+            "updated_at": now(),
+        }
+    )
+    return new.on_conflict_do_update(
+        index_elements=[PLUGIN_VALUES.c.digest],
+        set_={
+            "value": new.excluded.value,
+            "revision": PLUGIN_VALUES.c.revision + literal_column("1"),
+            "updated_at": new.excluded.updated_at,
+        },
+    ).returning(PLUGIN_VALUES.c.revision)
+
+
+#: Returns the value of a digest.
+GET: Final = SingleStatement(_get, writes=False)
+#: Writes a row; returns its revision.
+SET: Final = SingleStatement(_set, writes=True)
+#: Deletes the row of a digest; returns its revision.
+DELETE: Final = SingleStatement(_delete, writes=True)
 
 
 class LaneOverrideRepository(Repository):

@@ -32,9 +32,8 @@ from nekro.agent.model import (
     TurnRound,
 )
 from nekro.agent.prompt import PromptBuilder, PromptRequest, order_plugins
-from nekro.agent.room import Limits, PromptRoom
+from nekro.agent.room import Limits, PromptRoom, estimate_tokens
 from nekro.agent.text import TAGS
-from nekro.agent.tokens import estimate_tokens
 from nekro.sandbox.models import StopType
 from nekro.sandbox.packages.base import CURRENT, MANIFEST, python_directory
 from nekro_agent.methods import SandboxMethodType

@@ -13,8 +13,8 @@ from broker_config.settings import AgentSettings, SandboxSettings
 from nekro.agent.catalogue import Catalogue, CatalogueWriter, Form
 from nekro.agent.model import ChatBrief, MethodBrief, PluginBrief
 from nekro.agent.prompt import PromptBuilder, PromptRequest
+from nekro.agent.room import estimate_tokens
 from nekro.agent.text import MOST_DOC_CHARS, method_text, summary
-from nekro.agent.tokens import estimate_tokens
 from nekro_agent.methods import SandboxMethodType
 
 GOLDEN = Path(__file__).parent / "golden"

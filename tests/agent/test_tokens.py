@@ -14,17 +14,19 @@ from broker_config.model_groups import ModelGroup, model_groups
 from broker_config.settings import AgentSettings, SandboxSettings, Settings
 from nekro.agent.model import Observation, TurnRound
 from nekro.agent.prompt import PromptBuilder
-from nekro.agent.room import Limits, ModelContexts, PromptRoom
-from nekro.agent.text import cut_text, neutralise
-from nekro.agent.tokens import (
+from nekro.agent.room import (
     DIRECTORY_VARIABLE,
     ESTIMATE,
+    Limits,
+    ModelContexts,
+    PromptRoom,
     TokenCounter,
     counter_of,
     encoding_of,
     estimate_tokens,
     load_encoder,
 )
+from nekro.agent.text import cut_text, neutralise
 from nekro.sandbox.models import StopType
 from nekro_agent.methods import SandboxMethodType
 

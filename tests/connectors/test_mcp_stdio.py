@@ -19,7 +19,7 @@ from nekro.extensions.mcp.client.faults import ServerFault
 from nekro.extensions.mcp.client.stdio import LineSplitter, TooLong
 from nekro.plugins.hooks import PluginHost
 from nekro.sandbox import programs
-from nekro.sandbox.drivers.bwrap_tools import find_tools
+from nekro.sandbox.drivers.isolated import find_tools
 from nekro.sandbox.leftovers import own_id
 from nekro_agent.errors import (
     CallTimeoutError,

@@ -53,7 +53,7 @@ ENDS_OTHERWISE: Final = {
         "nekro/sandbox/images.py",
         "_run",
     ): "it changes a file system, which must not be cut, and ends by itself",
-    ("nekro/sandbox/drivers/bwrap_tools.py", "_ask"): "it prints its version",
+    ("nekro/sandbox/drivers/isolated.py", "_ask"): "it prints its version",
     ("nekro/sandbox/drivers/container.py", "_ask"): "it answers and ends",
     ("nekro/sandbox/drivers/container.py", "_start"): "the container watches the socket of its parent",
     ("nekro/sandbox/drivers/process.py", "launch"): "bubblewrap and the runner ask the kernel for a signal",

@@ -26,8 +26,7 @@ from nekro.sandbox.drivers.bwrap import BwrapDriver
 from nekro.sandbox.manager import SandboxManager
 from nekro.sandbox.models import StopType
 from nekro.sandbox.packages.index import IndexGateway
-from nekro.sandbox.packages.layers import Built, LayerStore
-from nekro.sandbox.packages.requirement import check_policy, parse_requirement
+from nekro.sandbox.packages.layers import Built, LayerStore, check_policy, parse_requirement
 from nekro_agent.errors import PackageInstallError
 
 pytestmark = pytest.mark.extended

@@ -14,8 +14,8 @@ from nekro.sandbox.driver import SandboxSpec
 from nekro.sandbox.drivers import isolated
 from nekro.sandbox.drivers.bwrap import BwrapDriver
 from nekro.sandbox.drivers.process import ProcessSandbox
+from nekro.sandbox.manager import WarmPool
 from nekro.sandbox.models import StopType
-from nekro.sandbox.pool import WarmPool
 from nekro_agent.errors import SandboxUnavailableError
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nekro.sandbox.filter.bpf import AUDIT_ARCH, RET_ALLOW, RET_ERRNO, RET_KILL_PROCESS
 from nekro.sandbox.filter.calls import ALLOWED, NUMBERS, PROGRAMS, REFUSED, UNSUPPORTED
-from nekro.sandbox.filter.seccomp import build_filter
+from nekro.sandbox.filter.seccomp import AUDIT_ARCH, RET_ALLOW, RET_ERRNO, RET_KILL_PROCESS, build_filter
 
 ARCHITECTURES = sorted(AUDIT_ARCH)
 #: SHA-256 of the programs: a change here changes the isolation, and must be intended.

@@ -18,8 +18,7 @@ from waiting import WAIT_SECONDS
 from broker_config.settings import SandboxSettings
 from nekro.sandbox.driver import SandboxSpec
 from nekro.sandbox.drivers.bwrap import BwrapDriver
-from nekro.sandbox.drivers.bwrap_tools import explain_start_failure
-from nekro.sandbox.drivers.isolated import verify_isolation
+from nekro.sandbox.drivers.isolated import explain_start_failure, verify_isolation
 from nekro.sandbox.drivers.selection import build_driver, describe, probe
 from nekro.sandbox.drivers.supervised import UNSAFE_SWITCH
 from nekro.sandbox.filter.seccomp import build_filter

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from nekro.agent.inject import collect_injected
 from nekro.agent.model import PluginBrief
+from nekro.agent.prompt import collect_injected
 from nekro_agent.commands.schemas import CommandExecutionContext
 from nekro_agent.core.logger import logger
 from nekro_agent.errors import PlaceholderUsedError

@@ -10,8 +10,7 @@ from typing import Any
 from nekro.app.background import BackgroundLoop
 from nekro.app.leases import LeaseKeeper
 from nekro.cli.services.ownership import Ownership, WorkerEntry, read_running
-from nekro.sandbox.packages.layers import LayerStore
-from nekro.sandbox.packages.requirement import parse_requirement
+from nekro.sandbox.packages.layers import LayerStore, parse_requirement
 from nekro_agent.ports import DownloadReport
 from storage.engine import Database
 from storage.repositories.plugin_states import Activation

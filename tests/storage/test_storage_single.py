@@ -236,7 +236,7 @@ async def test_missing_schema_is_an_error_that_names_the_fix(
 async def test_value_refused_by_a_column_reaches_no_connection(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.plugin_values.MAX_KEY_CHARS", 2048)
+    monkeypatch.setattr("storage.repositories.plugin_states.MAX_KEY_CHARS", 2048)
     store = SqlKeyValueStore(database, StoreSettings())
     with pytest.raises(InvalidValueError, match="1250"):
         await store.set("p" * 1251, chat_key="", user_key="", store_key="k", value="v")

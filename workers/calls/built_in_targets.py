@@ -7,9 +7,9 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
-from nekro.agent.inject import collect_injected
 from nekro.agent.model import PluginBrief, TextPart
 from nekro.agent.multimodal import render_segments
+from nekro.agent.prompt import collect_injected
 from nekro.app.catalogue import built_in_entry
 from nekro.app.chats.writer import context_of
 from nekro.app.rounds.method_help import ChatPlugin, help_text, plugin_text, plugins_of_chat, search, similar

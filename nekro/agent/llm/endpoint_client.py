@@ -20,9 +20,8 @@ from nekro.agent.llm.port import LLMAnswer, LLMRequest, ModelSpent, cost_of, was
 from nekro.agent.llm.protocols import PROTOCOLS, Options
 from nekro.agent.llm.reading import fault_of_response, fault_of_transport, hint_of, read_answer
 from nekro.agent.llm.telemetry import Endpoint, Inference, RequestRecord, inference
-from nekro.agent.room import tokens_of_prompt
+from nekro.agent.room import estimate_tokens, tokens_of_prompt
 from nekro.agent.text import cut_middle
-from nekro.agent.tokens import estimate_tokens
 from nekro_agent.errors import LLMError, LLMFilterError, LLMTimeoutError
 from nekro_client.answer_limits import limited
 

@@ -16,10 +16,10 @@ from typing import Final
 from loguru import logger
 
 from broker_config.settings import AgentSettings
+from nekro.agent.history import SummaryTask, first_part, outgrown, read_summary, summary_request
 from nekro.agent.llm import LLMAnswer, LLMClient
 from nekro.agent.model import HistoryMessage, HistorySummary
 from nekro.agent.room import ModelContexts, PromptRoom
-from nekro.agent.summary import SummaryTask, first_part, outgrown, read_summary, summary_request
 from nekro.app.leases import SUMMARY, LeaseKeeper
 from nekro.app.model_meters import SummaryMeter
 from nekro.app.rounds.chat_history import shown_message

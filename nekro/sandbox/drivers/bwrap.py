@@ -19,8 +19,15 @@ from pathlib import Path
 from broker_config.settings import SandboxSettings
 from nekro.sandbox.driver import Check, Enforcement, SandboxSpec, check_of
 from nekro.sandbox.drivers.bwrap_args import LAYERS_INSIDE, BwrapFds, bwrap_arguments
-from nekro.sandbox.drivers.bwrap_tools import Tools, explain_start_failure, find_tools
-from nekro.sandbox.drivers.isolated import IsolatedStart, isolated_start, memory_file, verify_isolation
+from nekro.sandbox.drivers.isolated import (
+    IsolatedStart,
+    Tools,
+    explain_start_failure,
+    find_tools,
+    isolated_start,
+    memory_file,
+    verify_isolation,
+)
 from nekro.sandbox.drivers.process import ProcessSandbox, expect_hello, launch
 from nekro.sandbox.filter.seccomp import build_filter, filter_fd
 from nekro.sandbox.interpreter import (

@@ -29,7 +29,7 @@ from packaging.utils import canonicalize_name
 
 from broker_config.settings import SandboxSettings
 from nekro.sandbox.packages.base import CURRENT, MANIFEST, base_root, python_directory, read_base
-from nekro.sandbox.packages.requirement import Requirement, parse_requirement
+from nekro.sandbox.packages.layers import Requirement, parse_requirement
 from nekro_agent.errors import PackageInstallError
 from nekro_agent.execution.tied_process import tied_to_this_process
 

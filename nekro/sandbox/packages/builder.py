@@ -34,8 +34,7 @@ from nekro.sandbox.models import (
     StubResult,
 )
 from nekro.sandbox.packages.index import IndexGateway
-from nekro.sandbox.packages.layers import Built, LayerStore
-from nekro.sandbox.packages.requirement import Requirement, check_policy, parse_requirement
+from nekro.sandbox.packages.layers import Built, LayerStore, Requirement, check_policy, parse_requirement
 from nekro.sandbox.run import SandboxRun
 from nekro.sandbox.users import UserHold, hold_user, make_readable, prepare_directories
 from nekro.wire.values import decode_arguments, encode_value
