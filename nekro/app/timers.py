@@ -43,14 +43,15 @@ class TimerChange(StrEnum):
 
 
 async def timers_after(
-    transaction: Transaction, chat_key: str | None, *, after: str = "", limit: int
+    transaction: Transaction, chat_key: str | None, *, beginning: str = "", after: str = "", limit: int
 ) -> list[Timer]:
     """List the timers that have not ended, of a chat or of all, by id.
 
     Args:
+        beginning: only timers whose ids begin with it.
         after: only timers after the one with this id; "" begins with the first.
     """
-    ids = await transaction.timers.open_ids(chat_key, after=after, limit=limit)
+    ids = await transaction.timers.open_ids(chat_key, beginning=beginning, after=after, limit=limit)
     found = await timers_of(transaction, ids)
     return [found[timer_id] for timer_id in ids if timer_id in found]
 

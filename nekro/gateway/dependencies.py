@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Path, Request
 from pydantic import AfterValidator
@@ -11,10 +11,11 @@ from pydantic import AfterValidator
 from nekro.app.services import Services
 from nekro.gateway.access.keys import identify
 from nekro.gateway.access.limits import OpenStreams, Rates
-from nekro.gateway.identity import Identity
 from nekro.gateway.streams.hub import EventHub
 from nekro.gateway.web.requests import restored
+from nekro.operations.actor import Identity
 from nekro_agent.execution.current import begin_account
+from storage.accounts.keys import AuditRepository
 
 __all__ = [
     "ChatKey",
@@ -24,6 +25,7 @@ __all__ = [
     "RequestId",
     "ServicesDep",
     "identity_of",
+    "record_act",
     "take_stream",
 ]
 
@@ -37,7 +39,7 @@ async def identity_of(request: Request) -> Identity:
     """Return the identity of a request, which counts against the rate of its key.
 
     Raises:
-        ProblemError: 401, no valid key; 429, too many requests.
+        RefusedError: 401, no valid key; 429, too many requests.
     """
     known: Identity | None = getattr(request.state, "identity", None)
     if known is None:
@@ -53,7 +55,7 @@ def take_stream(request: Request, identity: Identity | None = None) -> None:
     """Count a stream until its request ends.
 
     Raises:
-        ProblemError: 429, as from ``OpenStreams.counted``.
+        RefusedError: 429, as from ``OpenStreams.counted``.
     """
     streams: OpenStreams = request.app.state.streams
     held: ExitStack = request.state.held
@@ -63,6 +65,18 @@ def take_stream(request: Request, identity: Identity | None = None) -> None:
             key_id=None if identity is None else identity.key_id, host=None if client is None else client.host
         )
     )
+
+
+async def record_act(
+    audit: AuditRepository,
+    request: Request,
+    identity: Identity,
+    action: str,
+    subject: str,
+    data: dict[str, Any] | None = None,
+) -> None:
+    """Record an act of a route that is no operation, as ``Actor.record``."""
+    await audit.add(action, subject, key_id=identity.key_id, request_id=request.state.request_id, data=data)
 
 
 def _request_id(request: Request) -> str:

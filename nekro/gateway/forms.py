@@ -20,9 +20,10 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from nekro.app.chats.attachments import Attachment
 from nekro.app.services import Services
-from nekro.gateway.access.admission import KeyFiles, require_room
-from nekro.gateway.problems import ProblemError
+from nekro.gateway.dependencies import identity_of
 from nekro.gateway.web.bodies import require_few_values
+from nekro.operations.actor import RefusedError
+from nekro.operations.admission import KeyFiles, require_room
 from nekro_agent import layout
 from nekro_agent.files.names import stated_name
 from nekro_agent.files.private_files import make_directory
@@ -134,9 +135,9 @@ async def open_form(request: Request, services: Services) -> AsyncIterator[Form]
 
     Raises:
         StorageQuotaError: the key has no room for it.
-        ProblemError: 400, it is not valid or not complete; 422, a field occurs twice.
+        RefusedError: 400, it is not valid or not complete; 422, a field occurs twice.
     """
-    await require_room(services, request)
+    await _require_room(request, services)
     if not _is_form(request):
         yield Form(fields={}, files=())
         return
@@ -150,7 +151,7 @@ async def open_form(request: Request, services: Services) -> AsyncIterator[Form]
     try:
         form = await parser.parse()
     except MultiPartException as exc:
-        raise ProblemError(HTTPStatus.BAD_REQUEST, "invalid_request", exc.message) from exc
+        raise RefusedError(HTTPStatus.BAD_REQUEST, "invalid_request", exc.message) from exc
     try:
         fields: dict[str, str] = {}
         files: list[NewFile] = []
@@ -160,7 +161,7 @@ async def open_form(request: Request, services: Services) -> AsyncIterator[Form]
                 files.append(NewFile(name=stated or value.filename or name, file=file))
             elif name in fields:
                 detail = f"the field {name!r} occurs twice"
-                raise ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail)
+                raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail)
             else:
                 fields[name] = value
         yield Form(fields=fields, files=files)
@@ -253,7 +254,7 @@ async def open_message(request: Request, services: Services) -> AsyncIterator[Ne
 
     Raises:
         StorageQuotaError: the key has no room for it.
-        ProblemError: 400, it is not valid JSON or no valid form; 415, it is neither; 422, it is empty.
+        RefusedError: 400, it is not valid JSON or no valid form; 415, it is neither; 422, it is empty.
         RequestValidationError: a field is not valid.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -264,7 +265,7 @@ async def open_message(request: Request, services: Services) -> AsyncIterator[Ne
         yield await _new_message(_checked(_parsed(await request.body())), ())
     else:
         detail = "send application/json, or multipart/form-data with files"
-        raise ProblemError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", detail)
+        raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", detail)
 
 
 async def store_files(uploads: KeyFiles, files: Sequence[NewFile]) -> list[Attachment]:
@@ -280,7 +281,7 @@ async def _new_message(body: MessageBody, files: Sequence[NewFile]) -> NewMessag
     parts = [*([NewTextPart(text=body.text)] if body.text else []), *body.parts]
     if not files and all(isinstance(part, NewTextPart) and not part.text.strip() for part in parts):
         detail = "the message is empty; send text, parts or files"
-        raise ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail)
+        raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail)
     text = json.dumps(body.model_dump(), sort_keys=True).encode()
     digest = hashlib.sha256(text + await digest_of(files)).digest()
     return NewMessage(body=body, parts=parts, files=files, digest=digest)
@@ -304,7 +305,7 @@ def _of_form(fields: Mapping[str, str]) -> MessageBody:
             values["parts"] = json.loads(values["parts"])
         except (ValueError, RecursionError) as exc:
             detail = f"parts: it is not valid JSON: {exc}"
-            raise ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail) from exc
+            raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail) from exc
     return _checked(values)
 
 
@@ -333,7 +334,7 @@ async def open_body(request: Request, services: Services) -> AsyncIterator[Binar
     Raises:
         StorageQuotaError: the key has no room for it.
     """
-    await require_room(services, request)
+    await _require_room(request, services)
     directory = make_directory(layout.staging_dir(services.settings.data_dir))
     with tempfile.TemporaryFile(dir=directory) as file:
         async for piece in request.stream():
@@ -342,3 +343,9 @@ async def open_body(request: Request, services: Services) -> AsyncIterator[Binar
         await asyncio.to_thread(file.flush)
         file.seek(0)
         yield file
+
+
+async def _require_room(request: Request, services: Services) -> None:
+    """Return if the key may store a body of the stated length, before the body is read."""
+    stated = request.headers.get("content-length", "")
+    await require_room(services, await identity_of(request), int(stated) if stated.isdigit() else 0)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import Depends, Request
 from fastapi.responses import JSONResponse
@@ -23,8 +23,9 @@ from pydantic import BaseModel
 
 from nekro.app.leases import REQUEST, HeldLease, LeaseKeeper
 from nekro.gateway.dependencies import identity_of
-from nekro.gateway.problems import PROBLEM_TYPE, ProblemError, problem_of, status_of
+from nekro.gateway.problems import PROBLEM_TYPE, problem_of, status_of
 from nekro.gateway.web.responses import JsonAnswer
+from nekro.operations.actor import RefusedError
 from nekro.wire.invocation import new_id
 from nekro_agent.errors import (
     BrokerUnavailableError,
@@ -47,7 +48,9 @@ from storage.engine import Database
 from storage.repositories.leases import RecordedRequest
 from storage.states import StoredKind
 
-__all__ = ["NOT_ONCE", "REPLAYED", "Once", "OnceDep", "once_of", "with_content"]
+__all__ = ["NOT_ONCE", "REPLAYED", "Once", "OnceDep", "RepeatedProblem", "once_of", "with_content"]
+
+M = TypeVar("M", bound=BaseModel)
 
 _HEADER: Final = "idempotency-key"
 _KEY: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
@@ -69,6 +72,15 @@ NOT_ONCE: Final[Mapping[str, Any]] = {"x-not-once": True}
 REPLAYED: Final = {"Idempotency-Replayed": "true"}
 
 
+class RepeatedProblem(Exception):
+    """Ends an operation whose first execution ended with a problem."""
+
+    def __init__(self, response: JSONResponse) -> None:
+        """``response`` is the answer of the first execution."""
+        super().__init__()
+        self.response = response
+
+
 class Once:
     """One request, which runs once if it has an idempotency key."""
 
@@ -87,26 +99,44 @@ class Once:
         self._body_digest = hashlib.sha256(body).digest()
         #: Whether an earlier execution of the request may have had its effect; known when ``work`` runs.
         self.is_repetition = False
+        #: Status of the answer of ``run``.
+        self.status = HTTPStatus.OK
+        #: What the answer of ``run`` adds to a response.
+        self.headers: Mapping[str, str] = {}
 
-    async def run(
+    async def run(self, kind: type[M], work: Callable[[], Awaitable[M]], *, is_repeatable: bool = True) -> M:
+        """Return the answer of ``work``, or that of the execution before, as ``nekro.operations.actor.Once``.
+
+        Raises:
+            RepeatedProblem: the execution before ended with a problem.
+            RefusedError, OutcomeUnknownError: as from ``respond``.
+        """
+        if self.name is None:
+            return await work()
+        answer = await self.respond(work, status=self.status, is_repeatable=is_repeatable)
+        self.headers = {name: answer.headers[name] for name in REPLAYED if name in answer.headers}
+        if answer.status_code >= HTTPStatus.BAD_REQUEST:
+            raise RepeatedProblem(answer)
+        return kind.model_validate(json.loads(bytes(answer.body)))
+
+    async def respond(
         self,
         work: Callable[[], Awaitable[BaseModel]],
         *,
         status: HTTPStatus = HTTPStatus.OK,
         is_repeatable: bool = True,
     ) -> JSONResponse:
-        """Return the answer of ``work``, or that of the execution before.
+        """Return the answer of ``work``, or that of the execution before, as a response.
 
         Errors of a method that ran are answers, because it may have had its effect. After an error that
         refuses the work the request is forgotten. After any other one, and after a cancellation, a repetition
         runs the work again as such.
 
         Args:
-            is_repeatable: whether a second execution of ``work`` has no second effect, for example because
-                it uses ``name``.
+            is_repeatable: as of ``run``.
 
         Raises:
-            ProblemError: 422, the same key with another body; 409, the first execution still runs.
+            RefusedError: 422, the same key with another body; 409, the first execution still runs.
             OutcomeUnknownError: the first execution did not end, and the work is not repeatable.
         """
         if self.name is None:
@@ -162,13 +192,13 @@ class Once:
 
     def _repeated(self, known: RecordedRequest | None) -> JSONResponse:
         if known is not None and known.body_digest != self._body_digest:
-            raise ProblemError(
+            raise RefusedError(
                 HTTPStatus.UNPROCESSABLE_ENTITY,
                 "idempotency_key_reused",
                 "this Idempotency-Key was used with another body; use a new one for a new request",
             )
         if known is None or known.status is None:
-            raise ProblemError(
+            raise RefusedError(
                 HTTPStatus.CONFLICT,
                 "idempotent_request_running",
                 "the first request with this Idempotency-Key is still running",
@@ -203,7 +233,7 @@ async def _name(request: Request) -> str | None:
     if not given:
         return None
     if len(given) > 1 or not _KEY.fullmatch(given[0]):
-        raise ProblemError(
+        raise RefusedError(
             HTTPStatus.BAD_REQUEST,
             "idempotency_key_invalid",
             "an Idempotency-Key has 1 to 255 printable ASCII characters",
@@ -215,7 +245,7 @@ async def _name(request: Request) -> str | None:
 
 def _had_no_effect(error: BaseException) -> bool:
     """Whether an error says that nothing was done; a cancellation or an unavailable database does not."""
-    if isinstance(error, ProblemError):
+    if isinstance(error, RefusedError):
         return error.status < HTTPStatus.INTERNAL_SERVER_ERROR
     # What was sent will not run, and a transaction beyond the quota was undone.
     if isinstance(error, BrokerUnavailableError | OverloadedError | StorageQuotaError):

@@ -18,9 +18,8 @@ from urllib.parse import quote
 from nekro.agent.multimodal import image_data
 from nekro.app.chats.attachments import Attachment, FileIds, attachments_of
 from nekro.app.services import Services
-from nekro.gateway.access.admission import KeyFiles, require_budget
-from nekro.gateway.identity import Identity, Scope
-from nekro.gateway.problems import ProblemError
+from nekro.operations.actor import Identity, RefusedError, Scope
+from nekro.operations.admission import KeyFiles, require_budget
 from nekro_agent.errors import NotFoundError, UsageError
 from nekro_agent.files.names import HEAD_BYTES, suffix_of
 from nekro_agent.ports import IncomingMessage
@@ -80,7 +79,7 @@ async def stored_content(
         files: files of the message that are stored already; they follow the parts.
 
     Raises:
-        ProblemError: 422, a part is not valid or there are too many.
+        RefusedError: 422, a part is not valid or there are too many.
         StorageQuotaError, InvalidValueError, UploadQuotaError: as from ``KeyFiles.add``.
     """
     if len(parts) + len(files) > MOST_PARTS:
@@ -179,8 +178,8 @@ def _decoded(url: str, name: str | None, kind: str) -> tuple[str, bytes]:
     return name or f"{kind}{suffix}", content
 
 
-def _invalid(detail: str) -> ProblemError:
-    return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_part", detail)
+def _invalid(detail: str) -> RefusedError:
+    return RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_part", detail)
 
 
 def _moment(nanoseconds: int | None) -> datetime | None:
@@ -218,11 +217,11 @@ def sender_of(identity: Identity, stated: str | None) -> str:
         stated: the user that the request names; None if it names none.
 
     Raises:
-        ProblemError: 403, the key acts for another user; 422, neither names one.
+        RefusedError: 403, the key acts for another user; 422, neither names one.
     """
     user_id = identity.user_for(stated)
     if user_id is None or not user_id.strip():
-        raise ProblemError(
+        raise RefusedError(
             HTTPStatus.UNPROCESSABLE_ENTITY, "user_missing", "name the user with user_id; the key has none"
         )
     return user_id
@@ -237,7 +236,7 @@ async def post_message(
         once: names the message (``Once.name``), so that a repetition finds it; None: it has no repetitions.
 
     Raises:
-        ProblemError: 403, 404, the key may not post there; 429, its budget is used up.
+        RefusedError: 403, 404, the key may not post there; 429, its budget is used up.
         NekroError: the message was not recorded.
     """
     identity.require(Scope.POST, chat_key=message.chat_key)

@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from nekro.gateway.web.responses import JsonAnswer
+from nekro.operations.actor import RefusedError
 from nekro_agent.errors import (
     AlreadyDecidedError,
     ArgumentError,
@@ -50,7 +51,6 @@ from nekro_client.models import Problem
 __all__ = [
     "PROBLEM_TYPE",
     "ErrorForm",
-    "ProblemError",
     "install",
     "problem_of",
     "problem_response",
@@ -101,17 +101,6 @@ class ErrorForm:
     documented: Mapping[str, Any]
 
 
-class ProblemError(Exception):
-    """Ends a request with a problem document; for errors that only the API has."""
-
-    def __init__(
-        self, status: HTTPStatus, code: str, detail: str, *, headers: dict[str, str] | None = None
-    ) -> None:
-        """``code`` is stable; ``detail`` is a text that says what to do."""
-        super().__init__(detail)
-        self.status, self.code, self.detail, self.headers = status, code, detail, headers or {}
-
-
 def status_of(error: NekroError) -> HTTPStatus:
     """Return the HTTP status of an error."""
     for kind, status in _STATUS:
@@ -126,9 +115,9 @@ def shown_text(request: Request, error: NekroError) -> str:
     return redact(str(error))
 
 
-def problem_of(request: Request, error: NekroError | ProblemError) -> Problem:
+def problem_of(request: Request, error: NekroError | RefusedError) -> Problem:
     """Return the problem document of an error."""
-    if isinstance(error, ProblemError):
+    if isinstance(error, RefusedError):
         return _problem(request, error.status, error.code, error.detail)
     return _problem(request, status_of(error), error.code, shown_text(request, error))
 
@@ -181,8 +170,8 @@ def install(app: FastAPI, forms: Mapping[str, ErrorForm]) -> None:
     """
     app.state.error_forms = forms
 
-    @app.exception_handler(ProblemError)
-    async def on_problem(request: Request, error: ProblemError) -> JSONResponse:
+    @app.exception_handler(RefusedError)
+    async def on_problem(request: Request, error: RefusedError) -> JSONResponse:
         return problem_response(request, error.status, error.code, error.detail, headers=error.headers)
 
     @app.exception_handler(NekroError)

@@ -13,10 +13,9 @@ from nekro.app.chats.attachments import Attachment, attachments_of
 from nekro.app.chats.files import ChatFiles
 from nekro.app.chats.writer import message_bytes
 from nekro.app.services import Services
-from nekro.gateway.access.admission import KeyFiles
-from nekro.gateway.identity import Identity
 from nekro.gateway.messages import post_message, sender_of
-from nekro.gateway.problems import ProblemError
+from nekro.operations.actor import Identity, RefusedError
+from nekro.operations.admission import KeyFiles
 from nekro_agent import layout
 from nekro_agent.errors import NotFoundError, UsageError
 from nekro_agent.ports import ChatInfo, IncomingMessage, MessageKind
@@ -47,7 +46,7 @@ async def replay_turn(
         is_again: whether an earlier execution of the same request may have made the chat.
 
     Raises:
-        ProblemError: 409, no person's message caused the turn, or the chat exists; others as for
+        RefusedError: 409, no person's message caused the turn, or the chat exists; others as for
             ``post_message``.
         UploadQuotaError, StorageQuotaError: the files or messages do not fit.
     """
@@ -59,7 +58,7 @@ async def replay_turn(
     # Before the chat is made: a user for whom the key may not act.
     user_id = sender_of(identity, cause.sender_id)
     if is_taken and not is_again:  # the same request may have posted there
-        raise ProblemError(
+        raise RefusedError(
             HTTPStatus.CONFLICT, "chat_exists", f"there is a chat {chat_key!r} already; name a new one"
         )
     new = await _made(services, old, chat_key)
@@ -86,7 +85,7 @@ async def _cause(transaction: Transaction, first: Round) -> Message:
     is_by_message = first.trigger_kind is TriggerKind.MESSAGE
     cause = await transaction.messages.find(first.trigger_id) if is_by_message else None
     if cause is None or cause.kind is not MessageKind.USER or cause.chat_key != first.chat_key:
-        raise ProblemError(
+        raise RefusedError(
             HTTPStatus.CONFLICT,
             "turn_not_replayable",
             "only a turn that a person's message caused can run again, while that message is kept",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from nekro_agent.ports import CronJob, JobState
 from nekro_client import models
 
 if TYPE_CHECKING:
@@ -20,10 +19,7 @@ if TYPE_CHECKING:
     from storage.caller_reads import LaneOverride
     from storage.listings.series import CostSum
     from storage.repositories.calls import Call
-    from storage.repositories.job_log import JobLogEntry
-    from storage.repositories.jobs import Job
     from storage.repositories.rounds import Round
-    from storage.repositories.timers import RecordedTimer, WorkerTimer
 
 __all__ = [
     "act_answer",
@@ -34,63 +30,12 @@ __all__ = [
     "cost_answer",
     "dead_letter_answer",
     "finished_call",
-    "job_answer",
-    "job_log_answer",
     "key_answer",
     "method_answer",
     "plugin_answer",
     "run_answer",
     "stopped_round",
-    "timer_answer",
 ]
-
-
-#: States whose names the API has in common with those of calls.
-_JOB_STATES: Final[dict[str, str]] = {JobState.SUCCEEDED: "done"}
-
-
-def job_answer(row: Job) -> models.Job:
-    """Return a background job."""
-    from nekro.app.jobs import can_retry
-
-    return models.Job(
-        id=row.id,
-        type=row.type,
-        plugin=row.plugin_key,
-        chat_key=row.chat_key,
-        state=_JOB_STATES.get(row.state, row.state.value),
-        percent=row.percent,
-        message=row.message,
-        task_id=row.task_id,
-        attempt=row.attempt,
-        worker=row.worker,
-        data=row.data,
-        turn_id=row.turn_id,
-        call_id=row.call_id,
-        retry_of=row.retry_of,
-        can_retry=can_retry(row),
-        cancel_requested_at=row.cancel_requested_at,
-        created_at=row.created_at,
-        started_at=row.started_at,
-        updated_at=row.updated_at,
-        finished_at=row.finished_at,
-    )
-
-
-def job_log_answer(entries: Sequence[JobLogEntry]) -> models.JobLog:
-    """Return the log of a job, with its attempts."""
-    from nekro.app.jobs import attempts_of
-
-    return models.JobLog(
-        attempts=[
-            models.JobAttempt(**vars(one) | {"outcome": _JOB_STATES.get(one.outcome, one.outcome)})
-            for one in attempts_of(entries)
-        ],
-        entries=[
-            models.JobLogEntry(**vars(one) | {"kind": _JOB_STATES.get(one.kind.value, one.kind.value)})
-            for one in entries
-        ],
-    )
 
 
 def cost_answer(sums: CostSum) -> models.Cost:
@@ -114,47 +59,6 @@ def budget_answer(budget: Budget, *, warn_at: float) -> models.BudgetUse:
         estimated_requests=budget.estimated_requests,
         renews_at=budget.renews_at,
         state=budget.state(warn_at),
-    )
-
-
-def timer_answer(timer: RecordedTimer | CronJob | WorkerTimer) -> models.Timer:
-    """Return a timer of any kind."""
-    from storage.repositories.timers import WorkerTimer
-
-    if isinstance(timer, WorkerTimer):
-        return models.Timer(
-            id=timer.id,
-            kind="once",
-            chat_key=timer.chat_key,
-            state="waiting",
-            fires_at=timer.fire_at,
-            description=timer.description,
-            temporary=timer.temporary,
-            owner=timer.worker,
-            plugin=timer.plugin_key,
-        )
-    if isinstance(timer, CronJob):
-        return models.Timer(
-            id=timer.job_id,
-            kind="recurring",
-            chat_key=timer.chat_key,
-            state="paused" if timer.next_fire_at is None else "waiting",
-            fires_at=timer.next_fire_at,
-            description=timer.event_desc,
-            schedule=timer.cron_expr,
-            timezone=timer.timezone,
-            workday_mode=timer.workday_mode,
-            title=timer.title,
-            last_fired_at=timer.last_fired_at,
-        )
-    return models.Timer(
-        id=timer.id,
-        kind="once",
-        chat_key=timer.chat_key,
-        state=timer.state,
-        fires_at=timer.fire_at,
-        description=timer.description,
-        temporary=timer.temporary,
     )
 
 

@@ -59,7 +59,7 @@ class NewKey:
     name: str
     #: SHA-256 of the secret.
     digest: bytes = field(repr=False)
-    #: Values of ``nekro.gateway.identity.Scope``.
+    #: Values of ``nekro.operations.actor.Scope``.
     scopes: list[str]
     #: Pattern of the chat keys.
     chats: str = "*"

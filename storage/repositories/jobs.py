@@ -331,11 +331,13 @@ class JobRepository(Repository):
         limit: int,
         chat_key: str | None = None,
         open_only: bool = False,
+        beginning: str = "",
         after: str | None = None,
     ) -> list[Job]:
         """List jobs, the newest first.
 
         Args:
+            beginning: only jobs whose ids begin with it.
             after: only jobs that follow the one of this id in the list; none if it was deleted.
         """
         statement = select(JOBS)
@@ -347,6 +349,8 @@ class JobRepository(Repository):
             statement = statement.where(JOBS.c.chat_key == chat_key)
         if open_only:
             statement = statement.where(is_one_of(JOBS.c.state, *_OPEN))
+        if beginning:
+            statement = statement.where(JOBS.c.id.startswith(beginning, autoescape=True))
         return await self._all(Job, statement.order_by(JOBS.c.created_at.desc(), JOBS.c.id).limit(limit))
 
     async def _note(self, job: Job, kind: JobLogKind, text: str = "", **values: Any) -> None:

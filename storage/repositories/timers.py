@@ -84,11 +84,14 @@ class TimerRepository(Repository):
         statement = select(TIMERS).where(TIMERS.c.chat_key == chat_key, TIMERS.c.state == TimerState.WAITING)
         return await self._all(TimerInfo, statement.order_by(TIMERS.c.fire_at, TIMERS.c.id))
 
-    async def open_ids(self, chat_key: str | None, *, after: str, limit: int) -> list[str]:
+    async def open_ids(
+        self, chat_key: str | None, *, beginning: str = "", after: str, limit: int
+    ) -> list[str]:
         """List the ids of timers of all kinds that have not ended, in their order in the database.
 
         Args:
             chat_key: None means all chats.
+            beginning: only ids that begin with it.
             after: only ids after this one; "" begins with the first.
         """
         once = select(TIMERS.c.id.label("id")).where(
@@ -101,7 +104,10 @@ class TimerRepository(Repository):
             recurring = recurring.where(CRON_JOBS.c.chat_key == chat_key)
             called = called.where(WORKER_TIMERS.c.chat_key == chat_key)
         every = union_all(once, recurring, called).subquery()
-        return [row[0] for row in await self._rows(select(every.c.id).order_by(every.c.id).limit(limit))]
+        statement = select(every.c.id).order_by(every.c.id).limit(limit)
+        if beginning:
+            statement = statement.where(every.c.id.startswith(beginning, autoescape=True))
+        return [row[0] for row in await self._rows(statement)]
 
     async def open_of(self, ids: Collection[str]) -> list[RecordedTimer]:
         """Return the waiting and paused timers among some ids, in no order."""

@@ -17,7 +17,7 @@ from waiting import WAIT_SECONDS
 from worker_fleet import Fleet, build_fleet
 
 from nekro.gateway.access.keys import create_key, new_key
-from nekro.gateway.identity import Scope
+from nekro.operations.actor import Scope
 from storage.engine import Database
 
 pytestmark = pytest.mark.extended

@@ -20,7 +20,7 @@ from key_ring import make_key
 from waiting import WAIT_SECONDS, wait_until
 from worker_fleet import Fleet, build_fleet
 
-from nekro.gateway.identity import Scope
+from nekro.operations.actor import Scope
 
 __all__ = ["DESKTOP", "LOOKS", "PHONE", "Console", "Watched", "axe_script", "axe_violations", "open_console"]
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from raw_http import request_bytes
 
-from nekro.gateway.web.paging import cursor_of
+from nekro.operations.pages import cursor_of
 
 __all__ = ["KEYED", "LIMITED", "LOCAL", "OTHERS", "PAGE", "Attempt", "World", "page"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from broker_config.settings import Settings
 from nekro.gateway.access.keys import create_key, new_key
-from nekro.gateway.identity import Scope
+from nekro.operations.actor import Scope
 from storage.engine import Database
 
 __all__ = ["make_key"]

@@ -22,8 +22,8 @@ from nekro.app.chats.events import record
 from nekro.app.services import Services
 from nekro.gateway.access.keys import revoke_key
 from nekro.gateway.app import create_app
-from nekro.gateway.identity import Identity, Scope
 from nekro.gateway.streams.change_kinds import ChangeReader, Hint
+from nekro.operations.actor import Identity, Scope
 from nekro_agent.shared_clock import shared_time
 from nekro_client import AsyncClient, Client
 from nekro_client.models import ChangeKind

@@ -26,9 +26,9 @@ from worker_fleet import Fleet
 from broker_config.settings import Settings
 from nekro.gateway.access.keys import create_key, new_key, revoke_key
 from nekro.gateway.app import create_app
-from nekro.gateway.identity import Scope
 from nekro.gateway.web import bodies, requests
 from nekro.gateway.web.server import GatewayServer
+from nekro.operations.actor import Scope
 from nekro.wire.values import encode_arguments
 from nekro_agent.shared_clock import shared_time
 from storage.accounts.approvals import NewApproval

@@ -10,7 +10,7 @@ from test_gateway_keys import key_of
 from worker_fleet import Fleet
 
 from nekro.gateway.app import create_app
-from nekro.gateway.identity import Scope
+from nekro.operations.actor import Scope
 
 MANY = 20_000
 

@@ -17,7 +17,7 @@ from nekro.cli.commands.costs import Args, show
 from nekro.cli.output import Output
 from nekro.gateway.access.keys import create_key, new_key
 from nekro.gateway.app import create_app
-from nekro.gateway.identity import Scope
+from nekro.operations.actor import Scope
 from nekro_client.models import Costs
 from storage.accounts.spendings import ModelUse, NewSpending
 from storage.engine import Database

@@ -17,8 +17,8 @@ from broker_config.settings import Settings
 from nekro.cli.doctor.service_checks import Check, Verdict, gateway_checks
 from nekro.gateway.access.keys import revoke_key
 from nekro.gateway.app import create_app
-from nekro.gateway.identity import Scope
 from nekro.gateway.web.server import serve
+from nekro.operations.actor import Scope
 from storage.engine import Database
 
 pytestmark = pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)

@@ -23,12 +23,12 @@ from nekro.app.chats.events import record
 from nekro.app.services import Services
 from nekro.extensions.mcp.server.subscriptions import Changes
 from nekro.gateway.app import create_app
-from nekro.gateway.identity import Scope
 from nekro.gateway.streams import events as channels
 from nekro.gateway.streams import hub as hubs
 from nekro.gateway.streams.events import Position, StreamEvent
 from nekro.gateway.streams.hub import EventHub, EventsLostError, SlowReaderError
 from nekro.gateway.streams.turns import turn_end, turn_events
+from nekro.operations.actor import Scope
 from nekro_agent.errors import NotFoundError
 from nekro_client.event_types import EventType
 from nekro_client.models import Event

@@ -25,7 +25,7 @@ from worker_fleet import Fleet, build_fleet
 from broker_config.settings import Settings
 from nekro.gateway.app import create_app
 from nekro.gateway.document.openapi import document
-from nekro.gateway.identity import Scope
+from nekro.operations.actor import Scope
 
 pytestmark = pytest.mark.extended
 

@@ -34,8 +34,7 @@ from nekro.gateway import idempotency
 from nekro.gateway.app import create_app
 from nekro.gateway.document.openapi import document
 from nekro.gateway.idempotency import Once
-from nekro.gateway.identity import Scope
-from nekro.gateway.problems import ProblemError
+from nekro.operations.actor import RefusedError, Scope
 from nekro.wire.invocation import Invocation, Signer, new_id
 from nekro_agent.errors import (
     ArgumentError,
@@ -265,11 +264,11 @@ async def test_a_request_keeps_its_lease_while_it_runs_and_stores_nothing_after_
     for name, is_lost in (("ab" * 32, False), ("cd" * 32, True)):
         begun.clear()
         may_end.clear()
-        running = asyncio.create_task(Once(request, name=name, body=b"x").run(work))
+        running = asyncio.create_task(Once(request, name=name, body=b"x").respond(work))
         await begun.wait()
         await eventually(partial(_changed, until, {str(await until())}), what="two renewals")
-        with pytest.raises(ProblemError, match="still running"):
-            await Once(request, name=name, body=b"x").run(work)
+        with pytest.raises(RefusedError, match="still running"):
+            await Once(request, name=name, body=b"x").respond(work)
         if is_lost:  # another gateway has it
             await query(services, "UPDATE idempotent_requests SET fence = fence + 1")
         may_end.set()
@@ -314,7 +313,7 @@ async def test_a_renewal_just_after_the_end_of_a_request_reports_no_loss(
     monkeypatch.setattr(services.leases, "hold", hold_noted)
     sink = logger.add(lambda line: logged.append(line.record["message"]))  # type: ignore[attr-defined]
     with contextlib.nullcontext() if works else pytest.raises(ArgumentError):
-        await Once(request, name=("ef" if works else "fe") * 32, body=b"x").run(work)
+        await Once(request, name=("ef" if works else "fe") * 32, body=b"x").respond(work)
     logger.remove(sink)
     assert held[0].is_lost and "lease_lost" not in logged
 
@@ -353,7 +352,7 @@ async def test_work_that_may_have_been_done_is_a_repetition_or_unknown_the_next_
 
     def run() -> Coroutine[Any, Any, Any]:
         once = make()
-        return once.run(partial(work, once), is_repeatable=is_repeatable)
+        return once.respond(partial(work, once), is_repeatable=is_repeatable)
 
     first = asyncio.create_task(run())
     await begun.wait()
@@ -377,7 +376,7 @@ async def test_work_that_may_have_been_done_is_a_repetition_or_unknown_the_next_
         ArgumentError("refused"),
         BrokerUnavailableError("no connection"),
         OverloadedError("full"),
-        ProblemError(HTTPStatus.CONFLICT, "job_ended", "it has ended"),
+        RefusedError(HTTPStatus.CONFLICT, "job_ended", "it has ended"),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -393,9 +392,9 @@ async def test_work_that_was_refused_is_run_again(
         return Done()
 
     with pytest.raises(type(error)):
-        await make().run(work, is_repeatable=False)
+        await make().respond(work, is_repeatable=False)
     again = make()
-    assert (await again.run(work, is_repeatable=False)).status_code == 200
+    assert (await again.respond(work, is_repeatable=False)).status_code == 200
     assert not again.is_repetition
 
 

@@ -9,7 +9,7 @@ import pytest
 from test_gateway_costs import key_of
 
 from nekro.app.services import Services
-from nekro.gateway.identity import Scope
+from nekro.operations.actor import Scope
 from nekro_client import AsyncClient
 from nekro_client.errors import ConflictError
 from storage.repositories.jobs import Job, NewJob

@@ -17,8 +17,8 @@ from nekro.app.services import Services
 from nekro.gateway.access.keys import create_key, new_key
 from nekro.gateway.api import chats as routes
 from nekro.gateway.api.chats import words_of
-from nekro.gateway.identity import Scope
 from nekro.gateway.streams import turn_lists
+from nekro.operations.actor import Scope
 from nekro_agent.ports import MessageKind
 from nekro_agent.shared_clock import shared_time
 from storage.repositories.messages import NewMessage

@@ -11,7 +11,7 @@ from test_gateway_keys import key_of
 from worker_fleet import Fleet
 
 from nekro.gateway.app import create_app
-from nekro.gateway.identity import Scope
+from nekro.operations.actor import Scope
 from storage.engine import Database
 
 HELLO = {"text": "hello", "user_id": "ada"}

@@ -20,7 +20,7 @@ from worker_fleet import Fleet
 from broker_config.keys import Keys
 from nekro.base.release import release
 from nekro.gateway.app import create_app
-from nekro.gateway.identity import Scope
+from nekro.operations.actor import Scope
 from nekro_agent.ports import CronJob, WorkdayMode
 from nekro_agent.shared_clock import shared_time
 from nekro_client import AsyncClient, Client, ConflictError

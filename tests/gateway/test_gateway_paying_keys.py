@@ -21,7 +21,7 @@ from worker_fleet import Fleet
 from nekro.app.budgets import day_of
 from nekro.app.timers import TimerFirings
 from nekro.gateway.app import create_app
-from nekro.gateway.identity import Scope
+from nekro.operations.actor import Scope
 from storage.accounts.spendings import ScopeKey
 from storage.engine import Database
 from storage.states import BudgetScope

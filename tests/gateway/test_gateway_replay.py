@@ -9,7 +9,7 @@ import httpx
 
 from nekro.app.services import Services
 from nekro.gateway.access.keys import create_key, new_key
-from nekro.gateway.identity import Scope
+from nekro.operations.actor import Scope
 from nekro_agent.ports import MessageKind
 from storage.repositories.messages import NewMessage
 

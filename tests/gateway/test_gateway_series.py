@@ -11,7 +11,7 @@ from httpx import AsyncClient
 from test_gateway_costs import key_of
 
 from nekro.gateway.app import create_app
-from nekro.gateway.identity import Scope
+from nekro.operations.actor import Scope
 from nekro_client import AsyncClient as Nekro
 from nekro_client.models import Series
 from storage.accounts.spendings import ModelUse, NewSpending

@@ -14,7 +14,7 @@ from raw_http import RawAnswer, raw, request_bytes
 from waiting import eventually
 from worker_fleet import Fleet
 
-from nekro.gateway.identity import Scope
+from nekro.operations.actor import Scope
 from nekro_client import AsyncClient, Client
 from nekro_client.models import Call
 

@@ -13,7 +13,7 @@ from test_mcp_server import connected
 from worker_fleet import Fleet
 
 from nekro.app.services import Services
-from nekro.gateway.identity import Scope
+from nekro.operations.actor import Scope
 from nekro_agent.errors import StorageQuotaError
 from nekro_agent.execution.current import on_account
 from nekro_agent.ports import OutgoingMessage

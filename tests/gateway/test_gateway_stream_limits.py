@@ -17,8 +17,7 @@ from worker_fleet import Fleet
 from nekro.gateway.access.keys import revoke_key
 from nekro.gateway.access.limits import OpenStreams
 from nekro.gateway.app import create_app
-from nekro.gateway.identity import Scope
-from nekro.gateway.problems import ProblemError
+from nekro.operations.actor import RefusedError, Scope
 from storage.engine import Database
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -163,7 +162,7 @@ def test_addresses_of_one_ipv6_network_count_together(fleet: Fleet) -> None:
     ):
         with streams.counted(key_id=None, host=first):
             if is_one:
-                with pytest.raises(ProblemError), streams.counted(key_id=None, host=second):
+                with pytest.raises(RefusedError), streams.counted(key_id=None, host=second):
                     pass
             else:
                 with streams.counted(key_id=None, host=second):

@@ -29,7 +29,7 @@ from nekro.cli.services.process import addresses
 from nekro.gateway.access.keys import LocalKey
 from nekro.gateway.access.signed_texts import LoginCodes, make_code
 from nekro.gateway.app import create_app
-from nekro.gateway.problems import ProblemError
+from nekro.operations.actor import RefusedError
 from nekro_agent.errors import SettingsError
 from nekro_client import AsyncClient, AuthenticationError, Client
 from nekro_client import local_key as local_key_of_client
@@ -346,7 +346,7 @@ async def test_no_link_is_accepted_while_redis_does_not_answer(make_settings: Ca
     settings = make_settings(broker={"url": f"redis://127.0.0.1:{free_port()}/0"})
     codes = LoginCodes(settings)
     try:
-        with pytest.raises(ProblemError) as caught:
+        with pytest.raises(RefusedError) as caught:
             await codes.take(make_code(settings, key_id="0" * 16))
         assert caught.value.code == "broker_unavailable"
     finally:

@@ -23,7 +23,7 @@ from worker_fleet import Fleet
 
 from nekro.cli.environment import environment_of
 from nekro.gateway.app import create_app
-from nekro.gateway.identity import Scope
+from nekro.operations.actor import Scope
 
 pytestmark = pytest.mark.extended
 

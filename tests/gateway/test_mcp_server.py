@@ -23,7 +23,7 @@ from worker_fleet import Fleet
 from nekro.extensions.mcp.server.methods import input_schema
 from nekro.gateway.access.keys import revoke_key
 from nekro.gateway.app import create_app
-from nekro.gateway.identity import Scope
+from nekro.operations.actor import Scope
 from storage.engine import Database
 from storage.repositories.events import NewEvent
 

@@ -15,7 +15,7 @@ from worker_fleet import Fleet
 
 from nekro.gateway.access.keys import create_key, new_key
 from nekro.gateway.app import create_app
-from nekro.gateway.identity import Scope
+from nekro.operations.actor import Scope
 from nekro.plugins.entries import PluginEntry, WebhookEntry, digest_of
 from storage.catalogue import NewWorker, Snapshot
 

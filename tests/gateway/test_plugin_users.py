@@ -13,7 +13,7 @@ from worker_fleet import Fleet
 
 from nekro.gateway.access.keys import create_key, new_key
 from nekro.gateway.app import create_app
-from nekro.gateway.identity import Scope
+from nekro.operations.actor import Scope
 
 pytestmark = pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
 

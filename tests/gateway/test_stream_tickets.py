@@ -19,7 +19,7 @@ from nekro.app.services import Services
 from nekro.gateway.access import signed_texts
 from nekro.gateway.access.keys import create_key, new_key, revoke_key
 from nekro.gateway.app import create_app
-from nekro.gateway.identity import Scope
+from nekro.operations.actor import Scope
 from nekro_agent.shared_clock import shared_time
 from storage.repositories.events import NewEvent
 

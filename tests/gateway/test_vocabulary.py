@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from nekro.gateway.identity import Scope
+from nekro.operations.actor import Scope
 from nekro_client.models import CostGroup, KeyScope
 from storage.listings import series
 

@@ -148,8 +148,8 @@ def show_list(keys: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> None
 
 async def _create(args: Args, deps: Deps, settings: Settings) -> None:
     from nekro.gateway.access.keys import create_key, new_key
-    from nekro.gateway.identity import Scope
     from nekro.gateway.views import key_answer
+    from nekro.operations.actor import Scope
     from nekro_agent.shared_clock import shared_time
     from storage.database_clock import follow_database_clock
 

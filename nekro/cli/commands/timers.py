@@ -136,7 +136,7 @@ def chosen(ids: Iterable[str], args: Args) -> str:
 
 def describe(timer: Timer) -> dict[str, Any]:
     """Return one timer as ``--json`` prints it."""
-    from nekro.gateway.views import timer_answer
+    from nekro.operations.timers import timer_answer
 
     return timer_answer(timer).model_dump()
 

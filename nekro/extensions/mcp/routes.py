@@ -12,11 +12,11 @@ from nekro.app.services import Services
 from nekro.extensions.mcp.declarations import parse
 from nekro.extensions.mcp.server import endpoint
 from nekro.extensions.mcp.servers import McpServer, describe_server, read_servers
-from nekro.gateway.dependencies import IdentityDep, PathText, ServicesDep
+from nekro.gateway.dependencies import IdentityDep, PathText, ServicesDep, record_act
 from nekro.gateway.extensions import GatewayPart
 from nekro.gateway.idempotency import OnceDep
-from nekro.gateway.identity import Scope, record_act
 from nekro.gateway.web.bodies import KeyedRoute
+from nekro.operations.actor import Scope
 from nekro_agent.errors import NotFoundError
 from nekro_client.models import McpServer as Answer
 from nekro_client.models import McpServerBody, McpTrial, Page
@@ -81,7 +81,7 @@ async def test_mcp_server(
 
         return McpTrial.model_validate(await try_on_worker(services, server.plugin_key))
 
-    return await once.run(work)
+    return await once.respond(work)
 
 
 def _item(name: str) -> str:

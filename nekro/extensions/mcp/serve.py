@@ -183,8 +183,8 @@ async def serve(settings: Settings, *, chat_key: str | None, user_id: str | None
         raise ServiceError("there is no MCP SDK; install it with `pip install 'nekro-workers[mcp]'`") from exc
     from nekro.cli.services.system import CALL_LANES, open_services
     from nekro.extensions.mcp.server.callers import Caller
-    from nekro.gateway.identity import LOCAL
     from nekro.gateway.streams.hub import EventHub
+    from nekro.operations.actor import LOCAL
 
     caller = Caller(identity=LOCAL, chat_key=chat_key or _CHAT_KEY, user_id=user_id)
     async with (

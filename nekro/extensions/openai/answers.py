@@ -17,9 +17,9 @@ from fastapi import Request
 from nekro.app.chats.attachments import attachments_of
 from nekro.app.services import Services
 from nekro.gateway.api.files import link_to
-from nekro.gateway.identity import Identity
 from nekro.gateway.streams.hub import EventHub
 from nekro.gateway.streams.turns import turn_events
+from nekro.operations.actor import Identity
 from nekro_agent.ports import MessageKind
 from nekro_client.models import Event, EventType, TurnState
 from nekro_client.sse import LiveMessage, is_restart

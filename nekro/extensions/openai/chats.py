@@ -16,11 +16,11 @@ from starlette.exceptions import HTTPException
 
 from nekro.app.services import Services
 from nekro.gateway.idempotency import Once, once_of
-from nekro.gateway.identity import Identity, Scope
 from nekro.gateway.messages import post_message, stored_content
-from nekro.gateway.problems import ErrorForm, ProblemError, shown_text, status_of
+from nekro.gateway.problems import ErrorForm, shown_text, status_of
 from nekro.gateway.web.bodies import KeyedRoute
 from nekro.gateway.web.responses import JsonAnswer
+from nekro.operations.actor import Identity, RefusedError, Scope
 from nekro_agent.errors import NekroError
 from nekro_agent.ports import IncomingMessage
 from nekro_agent.shared_clock import shared_time
@@ -113,7 +113,7 @@ class OpenAIRoute(KeyedRoute):
         async def guarded(request: Request) -> Response:
             try:
                 return await handle(request)
-            except (APIError, ProblemError, NekroError, RequestValidationError, HTTPException) as exc:
+            except (APIError, RefusedError, NekroError, RequestValidationError, HTTPException) as exc:
                 return _answer(request, exc)
 
         return guarded
@@ -125,7 +125,7 @@ def _answer(request: Request, error: Exception) -> Response:
     if isinstance(error, APIError):
         status, code, param, headers = error.status, error.code, error.param, error.headers
         message = str(error)
-    elif isinstance(error, ProblemError):
+    elif isinstance(error, RefusedError):
         status, code, message, headers = error.status, error.code, error.detail, error.headers
     elif isinstance(error, RequestValidationError):
         first = error.errors()[0]
@@ -180,7 +180,7 @@ def chosen_chat(identity: Identity, header: str | None, *conversation: str | Non
             values gets the same chat, and no other key does, unless its chats are only one.
 
     Raises:
-        ProblemError: the key may not post, or not to this chat.
+        RefusedError: the key may not post, or not to this chat.
     """
     if header is not None:
         key = header.strip()
@@ -191,10 +191,10 @@ def chosen_chat(identity: Identity, header: str | None, *conversation: str | Non
     try:
         identity.require(Scope.POST, chat_key=key)
         identity.require(Scope.READ)
-    except ProblemError as exc:
+    except RefusedError as exc:
         if header is None and exc.status is HTTPStatus.NOT_FOUND:
             detail = "the key has none of the chats that requests without X-Nekro-Chat get; send that header"
-            raise ProblemError(HTTPStatus.NOT_FOUND, "not_found", detail) from exc
+            raise RefusedError(HTTPStatus.NOT_FOUND, "not_found", detail) from exc
         raise
     return key
 
@@ -209,7 +209,7 @@ def transient_chat(identity: Identity, request_id: str) -> str:
 
     Raises:
         APIError: the key has one chat only.
-        ProblemError: the key may not post.
+        RefusedError: the key may not post.
     """
     wildcard = _WILDCARD.search(identity.chats)
     if wildcard is None:
@@ -258,9 +258,9 @@ async def run_once(once: Once, work: Callable[[], Awaitable[Posted]]) -> Posted:
     """Post once; the answer is then read from the turn, by the first request and by its repetitions.
 
     Raises:
-        ProblemError: as from ``Once.run``, or from ``work``.
+        RefusedError: as from ``Once.run``, or from ``work``.
     """
-    return Posted.model_validate_json(bytes((await once.run(work)).body))
+    return Posted.model_validate_json(bytes((await once.respond(work)).body))
 
 
 async def post(
@@ -278,7 +278,7 @@ async def post(
         once: as of ``post_message``.
 
     Raises:
-        ProblemError: a part is not valid, or as from ``post_message``.
+        RefusedError: a part is not valid, or as from ``post_message``.
     """
     person = identity.user_id or user or _PERSON
     content = await stored_content(services, identity, chat_key, parts)

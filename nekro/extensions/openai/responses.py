@@ -33,9 +33,9 @@ from nekro.extensions.openai.chats import (
 from nekro.extensions.openai.response_events import ResponseView
 from nekro.gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
 from nekro.gateway.idempotency import OnceDep
-from nekro.gateway.identity import Identity, Scope
 from nekro.gateway.streams.hub import SlowReaderError
 from nekro.gateway.web.responses import EventStream, JsonAnswer
+from nekro.operations.actor import Identity, Scope
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NekroError
 from storage.accounts.openai_responses import OpenAIResponse
@@ -150,7 +150,7 @@ async def cancel_response(
             )
         return _Shown((await _now(row, reader)).as_json())
 
-    return await once.run(work)
+    return await once.respond(work)
 
 
 @router.delete("/v1/responses/{response_id}")
@@ -229,7 +229,7 @@ async def _found(services: Services, identity: Identity, response_id: str, scope
 
     Raises:
         APIError: 404, there is none, or it belongs to another key.
-        ProblemError: the key may not.
+        RefusedError: the key may not.
     """
     identity.require(scope)
     async with services.database.read() as transaction:

@@ -17,8 +17,7 @@ from starlette.types import Scope as AsgiScope
 from broker_config.settings import GatewaySettings, PluginAccess
 from nekro.app.http_server import is_loopback
 from nekro.gateway.dependencies import identity_of
-from nekro.gateway.identity import Identity, Scope
-from nekro.gateway.problems import ProblemError
+from nekro.operations.actor import Identity, RefusedError, Scope
 from nekro.plugins.entries import PluginEntry
 from nekro_agent.durations import FRESH_SECONDS
 from storage.catalogue import Site
@@ -44,7 +43,7 @@ async def admit(request: Request, access: PluginAccess) -> Identity | None:
     """Return whose request it is if it may reach a plugin with this access; None: unknown.
 
     Raises:
-        ProblemError: 401 or 403, it needs a key with the scope ``call``; 404, the plugin is closed; 429, too
+        RefusedError: 401 or 403, it needs a key with the scope ``call``; 404, the plugin is closed; 429, too
             many requests.
     """
     if access is PluginAccess.CLOSED:
@@ -52,16 +51,16 @@ async def admit(request: Request, access: PluginAccess) -> Identity | None:
     try:
         identity = await identity_of(request)
         identity.require(Scope.CALL)
-    except ProblemError as exc:
+    except RefusedError as exc:
         if access is PluginAccess.KEY or exc.status == HTTPStatus.TOO_MANY_REQUESTS:
             raise
         return None
     return identity
 
 
-def not_served(path: str) -> ProblemError:
+def not_served(path: str) -> RefusedError:
     """Return the same error for a plugin that does not exist, is disabled or is closed."""
-    return ProblemError(
+    return RefusedError(
         HTTPStatus.NOT_FOUND,
         "not_found",
         f"nothing is served at {path}; an operator opens a plugin with NEKRO_GATEWAY__PLUGIN_HTTP",
@@ -186,7 +185,7 @@ class Sites:
         """Return where a plugin is served, in random order; loopback addresses of this host only.
 
         Raises:
-            ProblemError: 503, no worker serves it.
+            RefusedError: 503, no worker serves it.
         """
         read_at, sites = self._known.get(plugin_key, (0.0, []))
         if not sites or time.monotonic() - read_at > FRESH_SECONDS:
@@ -196,7 +195,7 @@ class Sites:
         here = socket.gethostname()
         usable = [one for one in sites if one.host == here or not is_loopback(one.address.rpartition(":")[0])]
         if not usable:
-            raise ProblemError(
+            raise RefusedError(
                 HTTPStatus.SERVICE_UNAVAILABLE, "no_worker", _why(sites), headers={"Retry-After": "2"}
             )
         return random.sample(usable, len(usable))

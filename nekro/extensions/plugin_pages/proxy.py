@@ -31,10 +31,9 @@ from nekro.extensions.plugin_pages.forwarding import (
 )
 from nekro.gateway.dependencies import ServicesDep
 from nekro.gateway.extensions import GatewayPart, Running, running
-from nekro.gateway.identity import Identity
-from nekro.gateway.identity import Scope as KeyScope
 from nekro.gateway.outgoing import trusted_certificates
-from nekro.gateway.problems import ProblemError
+from nekro.operations.actor import Identity, RefusedError
+from nekro.operations.actor import Scope as KeyScope
 from nekro.wire.seals import CALLER_HEADER, PROOF_HEADER, SIGNATURE_HEADER, HttpSigner
 from nekro_agent.execution.current import WebCaller
 from nekro_agent.services.user.role import Role
@@ -121,7 +120,7 @@ class _PluginAnswer(Response):
 
         try:
             await self._limited(scope, receive, watched)
-        except ProblemError as exc:
+        except RefusedError as exc:
             status = exc.status
             raise
         finally:
@@ -132,7 +131,7 @@ class _PluginAnswer(Response):
     async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
         proxy, key = self._proxy, self._plugin_key
         if proxy.running[key] >= proxy.settings.plugin_requests:
-            raise ProblemError(
+            raise RefusedError(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 "plugin_busy",
                 f"{proxy.running[key]} requests to {key} are under way; try again later",
@@ -172,14 +171,14 @@ class _PluginAnswer(Response):
         try:
             answer = await self._ask(scope, incoming)
         except httpx.TimeoutException:
-            raise ProblemError(
+            raise RefusedError(
                 HTTPStatus.GATEWAY_TIMEOUT,
                 "plugin_timeout",
                 f"{self._plugin_key} did not answer within {self._proxy.settings.plugin_seconds:g} s",
             ) from None
         except httpx.HTTPError as exc:
             logger.bind(plugin=self._plugin_key, error=repr(exc)).warning("plugin_request_failed")
-            raise ProblemError(
+            raise RefusedError(
                 HTTPStatus.BAD_GATEWAY, "plugin_failed", f"{self._plugin_key} closed the connection"
             ) from None
         try:

@@ -80,7 +80,7 @@ async def _admitted(
     """Return the webhooks that the request may run: those that need a key only if it has one.
 
     Raises:
-        ProblemError: all of them need a key, and it has none.
+        RefusedError: all of them need a key, and it has none.
     """
     needy = [e for e in entries if settings.access_to(e.plugin_key) is PluginAccess.KEY]
     free = [entry for entry in entries if entry not in needy]

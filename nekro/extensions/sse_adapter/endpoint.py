@@ -39,11 +39,10 @@ from nekro.extensions.sse_adapter.stream import ClientStream, SseFiles
 from nekro.gateway.dependencies import IdentityDep, ServicesDep, take_stream
 from nekro.gateway.extensions import GatewayPart, Running, running
 from nekro.gateway.idempotency import NOT_ONCE, OnceDep
-from nekro.gateway.identity import Scope
 from nekro.gateway.outgoing import OutgoingHttp
-from nekro.gateway.problems import ProblemError
 from nekro.gateway.web.bodies import KeyedRoute, require_few_values
 from nekro.gateway.web.responses import EventStream
+from nekro.operations.actor import RefusedError, Scope
 from nekro.wire.invocation import new_id
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.ports import IncomingMessage
@@ -86,17 +85,17 @@ class SseAdapter(Running):
         """Return if the access key is right.
 
         Raises:
-            ProblemError: 404, the adapter is not opened; 401, the key is wrong.
+            RefusedError: 404, the adapter is not opened; 401, the key is wrong.
         """
         if self._access_key is None:
-            raise ProblemError(
+            raise RefusedError(
                 HTTPStatus.NOT_FOUND,
                 "not_found",
                 "the SSE adapter is not served; set NEKRO_GATEWAY__SSE_ACCESS_KEY",
             )
         # Digests have one length, so the time of the comparison does not tell that of the key.
         if not hmac.compare_digest(_digest(access_key or ""), self._access_key):
-            raise ProblemError(
+            raise RefusedError(
                 HTTPStatus.UNAUTHORIZED, "access_key_invalid", "the access key is missing or wrong"
             )
 
@@ -161,10 +160,10 @@ async def send_adapter_command(
     except ValidationError as exc:
         found = exc.errors(include_url=False, include_input=False)
         text = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)
-        raise ProblemError(HTTPStatus.BAD_REQUEST, "invalid_request", text) from None
+        raise RefusedError(HTTPStatus.BAD_REQUEST, "invalid_request", text) from None
     except (ValueError, RecursionError) as exc:
         detail = f"the body is not valid JSON: {exc}"
-        raise ProblemError(HTTPStatus.BAD_REQUEST, "invalid_request", detail) from None
+        raise RefusedError(HTTPStatus.BAD_REQUEST, "invalid_request", detail) from None
     if isinstance(given, RegisterCommand):
         own_id = await _register(services, given.platform, given.client_name, given.client_version)
         return {"client_id": own_id, "message": f"client {given.client_name} is registered"}
@@ -185,10 +184,10 @@ async def _find(services: Services, client_id: str | None) -> AdapterClient | No
 
 async def _client(services: Services, client_id: str | None) -> AdapterClient:
     if not client_id:
-        raise ProblemError(HTTPStatus.BAD_REQUEST, "invalid_request", "the header X-Client-ID is missing")
+        raise RefusedError(HTTPStatus.BAD_REQUEST, "invalid_request", "the header X-Client-ID is missing")
     client = await _find(services, client_id)
     if client is None:
-        raise ProblemError(HTTPStatus.NOT_FOUND, "not_found", f"there is no client {client_id!r}")
+        raise RefusedError(HTTPStatus.NOT_FOUND, "not_found", f"there is no client {client_id!r}")
     return client
 
 
@@ -294,7 +293,7 @@ async def ask_client(
         await _ask(services, request_id, body)
         return await _answer(services, request_id, seconds=body.timeout_seconds)
 
-    return await once.run(work)
+    return await once.respond(work)
 
 
 async def _ask(services: Services, request_id: str, body: AdapterRequestBody) -> None:
@@ -303,7 +302,7 @@ async def _ask(services: Services, request_id: str, body: AdapterRequestBody) ->
         if await transaction.adapters.get_send(request_id) is not None:
             return
         if not await transaction.adapters.clients_of(body.channel_id, adapter_key=SSE_ADAPTER):
-            raise ProblemError(
+            raise RefusedError(
                 HTTPStatus.NOT_FOUND, "not_found", f"no client has subscribed to channel {body.channel_id!r}"
             )
         await transaction.adapters.ask(
@@ -327,11 +326,11 @@ async def _answer(services: Services, request_id: str, *, seconds: float) -> Ada
                     return AdapterAnswer(data=send.answer or {})
                 if send is None or send.state is SendState.FAILED:
                     reason = send.error if send else None
-                    raise ProblemError(
+                    raise RefusedError(
                         HTTPStatus.BAD_GATEWAY, "client_failed", f"the client failed: {reason}"
                     )
     except TimeoutError:
-        raise ProblemError(
+        raise RefusedError(
             HTTPStatus.GATEWAY_TIMEOUT, "client_timeout", f"no client answered in {seconds:g} s"
         ) from None
 

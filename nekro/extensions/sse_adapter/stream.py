@@ -26,7 +26,7 @@ from nekro.base.tasks import log_errors
 from nekro.extensions.sse_adapter import SSE_ADAPTER
 from nekro.extensions.sse_adapter.models import MediaSegment
 from nekro.gateway.outgoing import OutgoingHttp, RequestFailedError
-from nekro.gateway.problems import ProblemError
+from nekro.operations.actor import RefusedError
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import InvalidValueError, NekroError, StorageError
 from nekro_agent.layout import channel_of
@@ -179,7 +179,7 @@ class SseFiles:
         """Store the file of a person's message in the uploads of the chat; returns its segment.
 
         Raises:
-            ProblemError: it has no content, or too much, or cannot be fetched.
+            RefusedError: it has no content, or too much, or cannot be fetched.
             InvalidValueError, UploadQuotaError: as from ``ChatFiles.add``.
         """
         content = await self._content(segment)
@@ -197,11 +197,11 @@ class SseFiles:
                     segment.url, most_bytes=self._most_bytes, seconds=_FETCH_SECONDS
                 )
             except RequestFailedError as exc:
-                raise ProblemError(HTTPStatus.BAD_REQUEST, "file_not_fetched", str(exc)) from exc
+                raise RefusedError(HTTPStatus.BAD_REQUEST, "file_not_fetched", str(exc)) from exc
         else:
-            raise ProblemError(HTTPStatus.BAD_REQUEST, "invalid_request", "a file needs url or base64_url")
+            raise RefusedError(HTTPStatus.BAD_REQUEST, "invalid_request", "a file needs url or base64_url")
         if len(content) > self._most_bytes:
-            raise ProblemError(
+            raise RefusedError(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                 "body_too_large",
                 f"a file has more than {self._most_bytes} bytes",
@@ -213,7 +213,7 @@ def _decoded(text: str) -> bytes:
     try:
         return base64.b64decode(text.partition(",")[2] if text.startswith("data:") else text, validate=True)
     except (binascii.Error, ValueError) as exc:
-        raise ProblemError(
+        raise RefusedError(
             HTTPStatus.BAD_REQUEST, "invalid_request", f"base64_url is not Base64: {exc}"
         ) from exc
 

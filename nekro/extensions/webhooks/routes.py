@@ -14,12 +14,11 @@ from fastapi.responses import JSONResponse
 from broker_config.embedded import resolve_signing_key
 from nekro.app.services import Services
 from nekro.extensions.webhooks.sender import WebhookSender, webhook_secret
-from nekro.gateway.dependencies import IdentityDep, ServicesDep
+from nekro.gateway.dependencies import IdentityDep, ServicesDep, record_act
 from nekro.gateway.extensions import GatewayPart, running
 from nekro.gateway.idempotency import OnceDep, with_content
-from nekro.gateway.identity import Identity, Scope, record_act
-from nekro.gateway.problems import ProblemError
 from nekro.gateway.web.bodies import KeyedRoute
+from nekro.operations.actor import Identity, RefusedError, Scope
 from nekro_agent.downloads.addresses import checked_url
 from nekro_agent.errors import DownloadError, NotFoundError
 from nekro_client import models
@@ -71,7 +70,7 @@ async def create_webhook(
             await _charge(transaction, identity, webhook)
             return _made(webhook)
 
-    return _with_secret(services, await once.run(work, status=HTTPStatus.CREATED))
+    return _with_secret(services, await once.respond(work, status=HTTPStatus.CREATED))
 
 
 @router.get("")
@@ -145,7 +144,7 @@ async def renew_webhook_secret(
             values = {"secret_version": before.secret_version + 1}
             return _made(await transaction.webhooks.change(webhook_id, values))
 
-    return _with_secret(services, await once.run(work))
+    return _with_secret(services, await once.respond(work))
 
 
 @router.get("/{webhook_id}/deliveries")
@@ -188,7 +187,7 @@ async def replay_deliveries(
             await record_act(transaction.audit, request, identity, "webhook.replay", webhook_id, data)
         return models.Replayed(count=count)
 
-    return await once.run(work, status=HTTPStatus.ACCEPTED, is_repeatable=False)
+    return await once.respond(work, status=HTTPStatus.ACCEPTED, is_repeatable=False)
 
 
 def _item(webhook_id: str) -> str:
@@ -222,8 +221,8 @@ async def _check_url(request: Request, url: str) -> None:
         raise _invalid("the URL has a user name; deliveries are signed instead")
 
 
-def _invalid(detail: str) -> ProblemError:
-    return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail)
+def _invalid(detail: str) -> RefusedError:
+    return RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail)
 
 
 def _made(webhook: Webhook) -> _Made:

@@ -31,8 +31,7 @@ from nekro.app.http_server import is_loopback
 from nekro.app.services import Services
 from nekro.gateway.access.sessions import require_own_page, session_of, takes_session
 from nekro.gateway.access.signed_texts import opened_ticket
-from nekro.gateway.identity import LOCAL, Identity, Scope
-from nekro.gateway.problems import ProblemError
+from nekro.operations.actor import LOCAL, Identity, RefusedError, Scope
 from nekro_agent.errors import SettingsError, UsageError
 from nekro_agent.shared_clock import shared_time
 from storage.accounts.keys import Key, NewKey
@@ -228,7 +227,7 @@ class ValidKeys:
         """Return the key that a client sent.
 
         Raises:
-            ProblemError: 401, it is malformed, unknown, revoked or expired.
+            RefusedError: 401, it is malformed, unknown, revoked or expired.
         """
         match = KEY.fullmatch(text)
         if match is not None and self._local is not None and match[1] == self._local.id:
@@ -264,7 +263,7 @@ async def identify(request: Request) -> Identity:
     """Return the identity of a request: that of its key, ticket or session.
 
     Raises:
-        ProblemError: 401, the key, ticket or session is missing, malformed, unknown, revoked or expired; 403,
+        RefusedError: 401, the key, ticket or session is missing, malformed, unknown, revoked or expired; 403,
             the session's request does not come from a page of the console.
     """
     keys = keys_of(request)
@@ -285,9 +284,9 @@ async def identify(request: Request) -> Identity:
     return (await keys.of_text(text)).identity
 
 
-def refused(code: str, detail: str) -> ProblemError:
+def refused(code: str, detail: str) -> RefusedError:
     """Return the error of a request without a valid key."""
-    return ProblemError(HTTPStatus.UNAUTHORIZED, code, detail, headers=_CHALLENGE)
+    return RefusedError(HTTPStatus.UNAUTHORIZED, code, detail, headers=_CHALLENGE)
 
 
 async def _identify_session(request: Request, keys: ValidKeys) -> Identity | None:

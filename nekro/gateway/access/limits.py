@@ -23,8 +23,7 @@ from loguru import logger
 
 from broker_config.settings import GatewaySettings, Settings
 from nekro.broker.redis.link import RedisLink, Script
-from nekro.gateway.identity import Identity
-from nekro.gateway.problems import ProblemError
+from nekro.operations.actor import Identity, RefusedError
 from nekro_agent.durations import FRESH_SECONDS
 
 __all__ = [
@@ -65,7 +64,7 @@ class Rates:
         """Count a request; returns headers that say how many more the key may make, none without a limit.
 
         Raises:
-            ProblemError: 429, there were too many.
+            RefusedError: 429, there were too many.
         """
         rate = identity.requests_per_minute
         rate = self._default if rate is None else rate
@@ -74,7 +73,7 @@ class Rates:
         owed = await self._take(identity.key_id, _MINUTE / rate)
         headers = _headers(rate, owed)
         if owed > _MINUTE:
-            raise ProblemError(
+            raise RefusedError(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 "rate_exceeded",
                 f"the key may make {rate} requests per minute",
@@ -147,7 +146,7 @@ class OpenStreams:
             host: address of the client; None on a Unix socket.
 
         Raises:
-            ProblemError: 429, the key or the address has as many as it may have.
+            RefusedError: 429, the key or the address has as many as it may have.
         """
         address = None if host is None else _network(host)
         _require(self._keys, key_id, self._settings.streams_per_key, "the key")
@@ -166,7 +165,7 @@ class OpenStreams:
 
 def _require(counter: Counter[str], name: str | None, limit: int, what: str) -> None:
     if name is not None and limit and counter[name] >= limit:
-        raise ProblemError(
+        raise RefusedError(
             HTTPStatus.TOO_MANY_REQUESTS,
             "too_many_streams",
             f"{what} has {limit} open streams of this gateway; close some",

@@ -22,7 +22,7 @@ from fastapi import Request, Response
 
 from broker_config.embedded import resolve_signing_key
 from broker_config.settings import Settings
-from nekro.gateway.problems import ProblemError
+from nekro.operations.actor import RefusedError
 from nekro.wire.seals import CONSOLE, CONSOLE_CSRF, Seal
 from nekro_agent.shared_clock import shared_time
 
@@ -76,7 +76,7 @@ def begin_session(settings: Settings, request: Request, response: Response, *, k
     """Set the cookie of a new session.
 
     Raises:
-        ProblemError: as ``require_session_origin``.
+        RefusedError: as ``require_session_origin``.
     """
     origin = require_session_origin(settings, request)
     kind = "s" if origin.startswith("https:") else "p"
@@ -114,7 +114,7 @@ def session_of(settings: Settings, request: Request) -> BrowserSession | None:
     """Return the session of a request; None if it has no cookie of one.
 
     Raises:
-        ProblemError: 401, the cookie is malformed, forged, expired, doubled or of another host; 403, sessions
+        RefusedError: 401, the cookie is malformed, forged, expired, doubled or of another host; 403, sessions
             are not accepted here.
     """
     host = _host(request)
@@ -126,7 +126,7 @@ def session_of(settings: Settings, request: Request) -> BrowserSession | None:
         _require_accepted(settings)
         session = _opened(settings, texts[0], host=host or "", kind=kind) if len(texts) == 1 else None
         if session is None:
-            raise ProblemError(
+            raise RefusedError(
                 HTTPStatus.UNAUTHORIZED, "session_invalid", "the session has ended; log in again"
             )
         return session
@@ -137,7 +137,7 @@ def require_session_origin(settings: Settings, request: Request) -> str:
     """Return the origin of the page that wants to log in.
 
     Raises:
-        ProblemError: 403, it is not a page of this gateway, or sessions are not accepted here.
+        RefusedError: 403, it is not a page of this gateway, or sessions are not accepted here.
     """
     _require_accepted(settings)
     host, origins = _host(request), request.headers.getlist("origin")
@@ -152,7 +152,7 @@ def require_own_page(request: Request, session: BrowserSession) -> None:
     """Return if a request with a session comes from a page of the console.
 
     Raises:
-        ProblemError: 403, it comes from another origin, or lacks the session's token.
+        RefusedError: 403, it comes from another origin, or lacks the session's token.
     """
     if request.headers.get("sec-fetch-site", "none") not in _OWN_SITES:
         raise _foreign("a page of another origin may not use the console's session")
@@ -166,7 +166,7 @@ def require_own_page(request: Request, session: BrowserSession) -> None:
     # compare_digest raises for strings that are not ASCII.
     token = tokens[0] if len(tokens) == 1 and tokens[0].isascii() else ""
     if not hmac.compare_digest(token, session.csrf_token):
-        raise ProblemError(
+        raise RefusedError(
             HTTPStatus.FORBIDDEN,
             "csrf_invalid",
             "send the session's csrf_token (GET /console/session) in the header X-Nekro-CSRF",
@@ -176,9 +176,9 @@ def require_own_page(request: Request, session: BrowserSession) -> None:
 def _require_accepted(settings: Settings) -> None:
     """Return if sessions are safe here: scripts of plugins' pages could use one of the same origin."""
     if not settings.gateway.console:
-        raise ProblemError(HTTPStatus.FORBIDDEN, "console_off", "NEKRO_GATEWAY__CONSOLE is off")
+        raise RefusedError(HTTPStatus.FORBIDDEN, "console_off", "NEKRO_GATEWAY__CONSOLE is off")
     if settings.gateway.has_active_pages and settings.loads_extension(_PAGES):
-        raise ProblemError(
+        raise RefusedError(
             HTTPStatus.FORBIDDEN,
             "console_shares_origin",
             "this gateway serves pages of plugins whose scripts could use the session"
@@ -229,5 +229,5 @@ def _cookies(request: Request, name: str) -> list[str]:
     return [value for found, _, value in pairs if found == name]
 
 
-def _foreign(detail: str) -> ProblemError:
-    return ProblemError(HTTPStatus.FORBIDDEN, "cross_site", detail)
+def _foreign(detail: str) -> RefusedError:
+    return RefusedError(HTTPStatus.FORBIDDEN, "cross_site", detail)

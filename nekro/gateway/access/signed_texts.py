@@ -23,7 +23,7 @@ import redis
 from broker_config.embedded import resolve_signing_key
 from broker_config.settings import Settings
 from nekro.broker.redis.link import RedisLink
-from nekro.gateway.problems import ProblemError
+from nekro.operations.actor import RefusedError
 from nekro.wire.seals import CONSOLE_LOGIN, TICKET, Seal
 from nekro_agent.shared_clock import shared_time
 
@@ -100,7 +100,7 @@ class LoginCodes:
         """Return the id of the key of a code, and use the code up; None if it is not valid.
 
         Raises:
-            ProblemError: 503, Redis does not answer.
+            RefusedError: 503, Redis does not answer.
         """
         match = _CODE.fullmatch(code)
         if match is None or not _code_seal(self._settings).fits([match[1], match[2], match[3]], match[4]):
@@ -113,7 +113,7 @@ class LoginCodes:
                 "SET", f"{self._prefix}{match[3]}", "1", "NX", "EX", int(seconds) + _MARGIN_SECONDS
             )
         except (redis.RedisError, OSError) as exc:
-            raise ProblemError(
+            raise RefusedError(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 "broker_unavailable",
                 "Redis does not answer, so the link cannot be used now; log in with a key",

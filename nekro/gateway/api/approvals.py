@@ -8,12 +8,13 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from nekro.app.services import Services
-from nekro.gateway.dependencies import IdentityDep, PathText, ServicesDep
+from nekro.gateway.dependencies import IdentityDep, PathText, ServicesDep, record_act
 from nekro.gateway.idempotency import OnceDep
-from nekro.gateway.identity import Identity, Scope, record_act
 from nekro.gateway.views import approval_answer
 from nekro.gateway.web.bodies import KeyedRoute
-from nekro.gateway.web.paging import Cursor, Limit, cursor_of, number_of
+from nekro.gateway.web.paging import Cursor, Limit
+from nekro.operations.actor import Identity, Scope
+from nekro.operations.pages import cursor_of, number_of
 from nekro_agent.errors import InvalidValueError, NotFoundError
 from nekro_client.models import Approval, DecisionBody, Page
 from storage.accounts.approvals import Approval as ApprovalRow
@@ -98,7 +99,7 @@ async def decide_approval(
             )
         return await _answer(services, decided)
 
-    return await once.run(work)
+    return await once.respond(work)
 
 
 @router.post("/approvals/{approval_id}/revoke", response_model=Approval)
@@ -118,7 +119,7 @@ async def revoke_approval(
             await record_act(transaction.audit, request, identity, "approval.revoke", row.id)
         return await _answer(services, await _row(services, identity, approval_id, Scope.APPROVE))
 
-    return await once.run(work)
+    return await once.respond(work)
 
 
 def _reading(identity: Identity) -> Scope:

@@ -27,16 +27,16 @@ from nekro.app.chats.files import ChatFiles
 from nekro.app.services import Services
 from nekro.base.plain import to_json_value
 from nekro.base.tasks import end_tasks
-from nekro.gateway.access.admission import begin_paying, require_rounds_worker
 from nekro.gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
 from nekro.gateway.idempotency import REPLAYED, Once, OnceDep
-from nekro.gateway.identity import Identity, Scope
 from nekro.gateway.messages import file_info
 from nekro.gateway.problems import problem_of
 from nekro.gateway.streams.events import Reader
 from nekro.gateway.views import awaiting_call, finished_call, run_answer
 from nekro.gateway.web.bodies import KeyedRoute
 from nekro.gateway.web.responses import EVENT_STREAM, EventStream, accepts, json_text
+from nekro.operations.actor import Identity, Scope
+from nekro.operations.admission import begin_paying, require_rounds_worker
 from nekro_agent.commands.schemas import CommandExecutionContext
 from nekro_agent.commands.schemas import CommandResponse as PluginResponse
 from nekro_agent.errors import NekroError, NotFoundError, UsageError
@@ -116,7 +116,7 @@ class _Execution:
         self.begun = asyncio.Event()
 
     async def __aenter__(self) -> None:
-        self.task = asyncio.create_task(self._once.run(self._work), name="nekro-run")
+        self.task = asyncio.create_task(self._once.respond(self._work), name="nekro-run")
 
     async def __aexit__(self, *_: object) -> None:
         await end_tasks(self.task)
@@ -140,7 +140,7 @@ class _Execution:
         """Wait until the run begins or is refused; returns a recorded refusal of the same request.
 
         Raises:
-            NekroError, ProblemError: it is refused.
+            NekroError, RefusedError: it is refused.
         """
         begun = asyncio.create_task(self.begun.wait())
         try:
@@ -276,8 +276,8 @@ async def call_method(
         return finished_call(envelope, method=method.task, value=to_json_value(value))
 
     if method.requires_approval and approver is None:
-        return await once.run(ask, status=HTTPStatus.ACCEPTED)
-    return await once.run(work)
+        return await once.respond(ask, status=HTTPStatus.ACCEPTED)
+    return await once.respond(work)
 
 
 @router.get("/commands")
@@ -336,7 +336,7 @@ async def run_command(
         return CommandResult(status=shown[-1].status, responses=shown)
 
     # A repetition of a command is the same call. An answer has taken its question from the chat.
-    return await once.run(work, is_repeatable=is_command(body.line))
+    return await once.respond(work, is_repeatable=is_command(body.line))
 
 
 def _shown(services: Services, chat_key: str, files: ChatFiles, response: PluginResponse) -> CommandResponse:

@@ -8,12 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from nekro.app.services import Services
-from nekro.gateway.dependencies import IdentityDep, PathText, ServicesDep
+from nekro.gateway.dependencies import IdentityDep, PathText, ServicesDep, record_act
 from nekro.gateway.idempotency import OnceDep
-from nekro.gateway.identity import Identity, Scope, record_act
-from nekro.gateway.problems import ProblemError
 from nekro.gateway.views import method_answer, plugin_answer
 from nekro.gateway.web.bodies import KeyedRoute
+from nekro.operations.actor import Identity, RefusedError, Scope
 from nekro_agent.errors import NotFoundError
 from nekro_client.models import Method, Page, Plugin, PluginConfig, PluginConfigBody, PluginState
 from storage.caller_reads import lane_overrides
@@ -85,7 +84,7 @@ async def enable_plugin(
     plugin_key: PathText, request: Request, services: ServicesDep, identity: IdentityDep, once: OnceDep
 ) -> Response:
     """Enable a plugin on all workers, within a second."""
-    return await once.run(lambda: _decide(plugin_key, request, services, identity, is_enabled=True))
+    return await once.respond(lambda: _decide(plugin_key, request, services, identity, is_enabled=True))
 
 
 @router.post("/plugins/{plugin_key}/disable", response_model=PluginState)
@@ -93,7 +92,7 @@ async def disable_plugin(
     plugin_key: PathText, request: Request, services: ServicesDep, identity: IdentityDep, once: OnceDep
 ) -> Response:
     """Disable a plugin on all workers, within a second, also on those that start later."""
-    return await once.run(lambda: _decide(plugin_key, request, services, identity, is_enabled=False))
+    return await once.respond(lambda: _decide(plugin_key, request, services, identity, is_enabled=False))
 
 
 async def _decide(
@@ -102,7 +101,7 @@ async def _decide(
     identity.require_all(Scope.ADMIN)
     await _require_plugin(services, plugin_key)
     if is_enabled and plugin_key in services.settings.plugins.disabled:
-        raise ProblemError(
+        raise RefusedError(
             HTTPStatus.CONFLICT,
             "plugin_disabled_by_settings",
             f"NEKRO_PLUGINS__DISABLED names {plugin_key}; remove it there",

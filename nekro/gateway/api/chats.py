@@ -12,9 +12,10 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query
 
 from nekro.gateway.dependencies import ChatKey, IdentityDep, ServicesDep
-from nekro.gateway.identity import Identity, Scope
 from nekro.gateway.web.bodies import KeyedRoute
-from nekro.gateway.web.paging import Cursor, Limit, Moment, cursor_of, place_of, place_text
+from nekro.gateway.web.paging import Cursor, Limit
+from nekro.operations.actor import Identity, Scope
+from nekro.operations.pages import Moment, cursor_of, place_of, place_text
 from nekro_agent.errors import NotFoundError
 from nekro_agent.tools.visible_text import without_invisible
 from nekro_client.models import (

@@ -23,15 +23,14 @@ from broker_config.settings import RetentionSettings
 from nekro.app.chats.attachments import Attachment, FileIds, FileRef
 from nekro.app.chats.files import ChatFile, ChatFiles
 from nekro.app.services import Services
-from nekro.gateway.access.admission import KeyFiles, file_removed
 from nekro.gateway.dependencies import ChatKey, IdentityDep, PathText, ServicesDep
 from nekro.gateway.forms import BYTES_BODY, FILES_BODY, digest_of, open_body, open_form, store_files
 from nekro.gateway.idempotency import once_of
-from nekro.gateway.identity import Scope
 from nekro.gateway.messages import file_info
-from nekro.gateway.problems import ProblemError
 from nekro.gateway.web.bodies import KeyedRoute
 from nekro.gateway.web.responses import etag_of, file_response
+from nekro.operations.actor import RefusedError, Scope
+from nekro.operations.admission import KeyFiles, file_removed
 from nekro_agent.errors import NotFoundError, UsageError
 from nekro_agent.files.areas import safe_basename
 from nekro_agent.files.names import HEAD_BYTES, content_type
@@ -125,14 +124,14 @@ async def post_files(
     async with open_form(request, services) as form:
         if not form.files:
             detail = "the body has no file; send files as multipart/form-data, or PUT one below its name"
-            raise ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail)
+            raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail)
 
         async def work() -> _Stored:
             stored = await store_files(KeyFiles(services, identity, chat_key), form.files)
             return _Stored([file_info(services.file_ids, chat_key, file) for file in stored])
 
         once = await once_of(request, body=await digest_of(form.files))
-        return await once.run(work, status=HTTPStatus.CREATED)
+        return await once.respond(work, status=HTTPStatus.CREATED)
 
 
 @router.head("/chats/{chat_key}/files/{file_id}", response_class=Response, include_in_schema=False)
@@ -172,7 +171,7 @@ async def serve_file(services: Services, chat_key: str, ref: FileRef, request: R
 
     Raises:
         NotFoundError: the chat or the file does not exist.
-        ProblemError: 410, the content has changed since the id was made.
+        RefusedError: 410, the content has changed since the id was made.
     """
     files = services.files_of(await known_chat(services, chat_key))
     opened = ExitStack()
@@ -216,7 +215,7 @@ def _open(files: ChatFiles, ref: FileRef, opened: ExitStack) -> tuple[BinaryIO, 
 
 def _refuse_other_version(ref: FileRef, info: os.stat_result) -> None:
     if ref.modified_ns not in (None, info.st_mtime_ns):
-        raise ProblemError(HTTPStatus.GONE, "file_changed", "the file was replaced; list the files again")
+        raise RefusedError(HTTPStatus.GONE, "file_changed", "the file was replaced; list the files again")
 
 
 async def _found(work: Callable[[], T]) -> T:

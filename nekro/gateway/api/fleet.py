@@ -19,13 +19,13 @@ from nekro.app.services import Services
 from nekro.base.metrics import start_metrics
 from nekro.broker.broker_figures import QueueFigures, read_dead, read_queues
 from nekro.broker.dead_letters import DeadLetters, DeadPosition
-from nekro.gateway.dependencies import IdentityDep, PathText, ServicesDep
+from nekro.gateway.dependencies import IdentityDep, PathText, ServicesDep, record_act
 from nekro.gateway.idempotency import OnceDep
-from nekro.gateway.identity import Identity, Scope, record_act
-from nekro.gateway.problems import ProblemError
 from nekro.gateway.views import budget_answer, cost_answer, dead_letter_answer
 from nekro.gateway.web.bodies import KeyedRoute
-from nekro.gateway.web.paging import Cursor, Limit, Moment, cursor_of, number_of, text_of
+from nekro.gateway.web.paging import Cursor, Limit
+from nekro.operations.actor import Identity, RefusedError, Scope
+from nekro.operations.pages import Moment, cursor_of, number_of, text_of
 from nekro_agent.errors import BrokerUnavailableError, NekroError
 from nekro_agent.shared_clock import shared_time
 from nekro_client.models import (
@@ -147,7 +147,7 @@ async def retry_dead_letter(
         return dead_letter_answer(message)
 
     identity.require_all(Scope.ADMIN)
-    return await once.run(
+    return await once.respond(
         lambda: _act(request, services, identity, "dead_letter.retry", letter_id, again), is_repeatable=False
     )
 
@@ -309,7 +309,7 @@ def _range(since: datetime | None, until: datetime) -> SeriesRange:
     """Return the range, from the begin of the interval in which ``since`` lies."""
     begin = max(until, _FIRST) - _DAY if since is None else since
     if not timedelta() < until - begin <= _LONGEST:
-        raise ProblemError(
+        raise RefusedError(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             "range_invalid",
             "`since` must be before `until`, by at most 92 days",
@@ -334,7 +334,7 @@ async def get_health() -> dict[str, bool]:
 async def get_readiness(request: Request, services: ServicesDep) -> dict[str, bool]:
     """Answer 200 if the database answers and the gateway is not stopping, else 503."""
     if request.app.state.stopping.is_set():
-        raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, "stopping", "the gateway is stopping")
+        raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "stopping", "the gateway is stopping")
     await services.read_catalogue()
     return {"ok": True}
 

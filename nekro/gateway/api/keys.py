@@ -19,11 +19,11 @@ from nekro.gateway.access.keys import is_secret_of, key_text, new_key
 from nekro.gateway.access.keys import revoke_key as revoke_stored_key
 from nekro.gateway.dependencies import IdentityDep, PathText, RequestId, ServicesDep
 from nekro.gateway.idempotency import Once, OnceDep, with_content
-from nekro.gateway.identity import Identity, Scope
-from nekro.gateway.problems import ProblemError
 from nekro.gateway.views import act_answer, key_answer
 from nekro.gateway.web.bodies import KeyedRoute
-from nekro.gateway.web.paging import Cursor, Limit, cursor_of, number_of
+from nekro.gateway.web.paging import Cursor, Limit
+from nekro.operations.actor import Identity, RefusedError, Scope
+from nekro.operations.pages import cursor_of, number_of
 from nekro_client.models import Act, ApiKey, CreatedKey, KeyBody, Page
 
 __all__ = ["router"]
@@ -55,7 +55,7 @@ async def create_key(
     scopes = {Scope(scope) for scope in body.scopes}
     more = scopes - identity.scopes
     if more:
-        raise ProblemError(
+        raise RefusedError(
             HTTPStatus.FORBIDDEN,
             "scope_missing",
             f"the key cannot give scopes that it lacks: {', '.join(sorted(more))}",
@@ -80,7 +80,7 @@ async def create_key(
             await create_stored_key(services.database, new, by=identity.key_id, request_id=request_id)
         )
 
-    answer = await once.run(work, status=HTTPStatus.CREATED)
+    answer = await once.respond(work, status=HTTPStatus.CREATED)
     return await _with_secret(services, answer, key_text(seed))
 
 
@@ -88,7 +88,7 @@ def _require_within(body: KeyBody, creator: Identity) -> None:
     """Return if no limit of the new key exceeds that of its creator, whose chats and users are all.
 
     Raises:
-        ProblemError: 403, one does, or is not stated.
+        RefusedError: 403, one does, or is not stated.
     """
     limits: tuple[tuple[str, Any, Any], ...] = (
         ("expires_at", body.expires_at, creator.expires_at),
@@ -101,7 +101,7 @@ def _require_within(body: KeyBody, creator: Identity) -> None:
     for name, wanted, most in limits:
         if most is not None and (wanted is None or wanted > most):
             shown = most.isoformat() if isinstance(most, datetime) else most
-            raise ProblemError(
+            raise RefusedError(
                 HTTPStatus.FORBIDDEN,
                 "key_limited",
                 f"the key cannot give more than it has: state {name}, at most {shown}",
@@ -121,7 +121,7 @@ async def _with_secret(services: Services, answer: JSONResponse, text: str) -> J
     async with services.database.read() as transaction:
         key = await transaction.keys.get(shown["id"])
     if not is_secret_of(key, text):
-        raise ProblemError(
+        raise RefusedError(
             HTTPStatus.CONFLICT,
             "secret_unavailable",
             f"the signing key has changed since key {key.id} was created, so its secret cannot be shown"

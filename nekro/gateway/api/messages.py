@@ -12,11 +12,9 @@ from fastapi.responses import JSONResponse
 from nekro.app import use_cases
 from nekro.app.rounds.stop import StoppedRounds
 from nekro.app.services import Services
-from nekro.gateway.access.admission import KeyFiles
 from nekro.gateway.dependencies import ChatKey, HubDep, IdentityDep, ServicesDep
 from nekro.gateway.forms import MESSAGE_BODY, open_message, store_files
 from nekro.gateway.idempotency import OnceDep, once_of
-from nekro.gateway.identity import Scope
 from nekro.gateway.messages import message_answer, sender_of, stored_content
 from nekro.gateway.messages import post_message as post_to_chat
 from nekro.gateway.streams.hub import EventHub, SlowReaderError
@@ -24,8 +22,11 @@ from nekro.gateway.streams.turn_tree import read_turn
 from nekro.gateway.streams.turns import turn_end
 from nekro.gateway.views import stopped_round
 from nekro.gateway.web.bodies import KeyedRoute
-from nekro.gateway.web.paging import Cursor, Limit, cursor_of, number_of
+from nekro.gateway.web.paging import Cursor, Limit
 from nekro.gateway.web.responses import JsonAnswer
+from nekro.operations.actor import Scope
+from nekro.operations.admission import KeyFiles
+from nekro.operations.pages import cursor_of, number_of
 from nekro_agent.errors import NotFoundError
 from nekro_agent.ports import IncomingMessage
 from nekro_client.models import Message, Page, PostedMessage, Reset
@@ -80,7 +81,7 @@ async def post_message(
             )
             return await post_to_chat(services, identity, message, once=once.name)
 
-        answer = await once.run(work, status=HTTPStatus.ACCEPTED)
+        answer = await once.respond(work, status=HTTPStatus.ACCEPTED)
     return await _with_turn(answer, services, hub, seconds=wait) if wait else answer
 
 
@@ -123,7 +124,7 @@ async def reset_chat(
     async def work() -> Reset:
         return _stopped(await use_cases.reset_chat(services, chat_key))
 
-    return await once.run(work)
+    return await once.respond(work)
 
 
 @router.post("/chats/{chat_key}/cancel", response_model=Reset)
@@ -141,7 +142,7 @@ async def cancel_chat(
         reason = "cancelled on request"
         return _stopped(await services.stopper.stop(chat_key, reason=reason, wait_seconds=wait))
 
-    return await once.run(work)
+    return await once.respond(work)
 
 
 def _stopped(rounds: StoppedRounds) -> Reset:

@@ -20,14 +20,13 @@ from nekro.base.metrics import metrics
 from nekro.gateway.access.signed_texts import make_ticket
 from nekro.gateway.dependencies import ChatKey, HubDep, IdentityDep, ServicesDep, take_stream
 from nekro.gateway.idempotency import NOT_ONCE
-from nekro.gateway.identity import Scope
-from nekro.gateway.problems import ProblemError
 from nekro.gateway.streams.change_kinds import kinds_of
 from nekro.gateway.streams.changes import Changes
 from nekro.gateway.streams.events import Position, StreamEvent, lost_frame
 from nekro.gateway.streams.hub import EventsLostError, SlowReaderError
 from nekro.gateway.web.bodies import KeyedRoute
 from nekro.gateway.web.responses import EventStream
+from nekro.operations.actor import RefusedError, Scope
 from nekro_client.models import EventType, StreamTicket, StreamTicketBody
 
 __all__ = [
@@ -178,7 +177,7 @@ def _types(text: str) -> frozenset[str]:
     wanted = frozenset(filter(None, (item.strip() for item in text.split(","))))
     unknown = wanted.difference(EventType)
     if unknown:
-        raise ProblemError(
+        raise RefusedError(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             "invalid_request",
             f"types: unknown {sorted(unknown)}; known: {', '.join(EventType)}",
@@ -191,7 +190,7 @@ def _position(text: str | None) -> Position | None:
         return None
     match = _ID.fullmatch(text)
     if match is None or int(match[1]) > _MOST_NUMBER:
-        raise ProblemError(
+        raise RefusedError(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             "invalid_request",
             f"Last-Event-ID: {text!r} is not the id of an event; send the `id` of the last event",
@@ -215,7 +214,7 @@ async def read_changes(
     at a gateway that knows what came since. It ends when the key is revoked or expires.
     """
     if not kinds_of(identity):
-        raise ProblemError(HTTPStatus.FORBIDDEN, "scope_missing", "the key lacks the scope 'read'")
+        raise RefusedError(HTTPStatus.FORBIDDEN, "scope_missing", "the key lacks the scope 'read'")
     hub.require_room()
     take_stream(request, identity)
     changes: Changes = request.app.state.changes

@@ -11,21 +11,13 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from nekro.app.services import Services
 from nekro.gateway.dependencies import ChatKey, IdentityDep, PathText, ServicesDep
 from nekro.gateway.idempotency import OnceDep
-from nekro.gateway.identity import Identity, Scope
 from nekro.gateway.replays import replay_turn as replay_in_new_chat
 from nekro.gateway.streams.turn_lists import read_turns
 from nekro.gateway.streams.turn_tree import read_call, read_rounds, read_turn
 from nekro.gateway.web.bodies import KeyedRoute
-from nekro.gateway.web.paging import (
-    Cursor,
-    Limit,
-    Moment,
-    cursor_invalid,
-    cursor_of,
-    number_of,
-    place_of,
-    place_text,
-)
+from nekro.gateway.web.paging import Cursor, Limit
+from nekro.operations.actor import Identity, Scope
+from nekro.operations.pages import Moment, cursor_invalid, cursor_of, number_of, place_of, place_text
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NotFoundError
 from nekro_client.models import Call, Page, ReplayedTurn, ReplayTurnBody, Round, Turn, TurnState, TurnSummary
@@ -216,7 +208,7 @@ async def cancel_turn(
         turn = await read_turn(services, turn_id)
         return turn if Scope.READ in identity.scopes else turn.model_copy(update=_NO_CONTENT)
 
-    return await once.run(work)
+    return await once.respond(work)
 
 
 @router.post("/turns/{turn_id}/replay", status_code=HTTPStatus.CREATED, response_model=ReplayedTurn)
@@ -242,7 +234,7 @@ async def replay_turn(
             is_again=once.is_repetition,
         )
 
-    return await once.run(work, status=HTTPStatus.CREATED)
+    return await once.respond(work, status=HTTPStatus.CREATED)
 
 
 async def _first_round(services: Services, identity: Identity, turn_id: str, scope: Scope) -> RoundRow:
@@ -250,7 +242,7 @@ async def _first_round(services: Services, identity: Identity, turn_id: str, sco
 
     Raises:
         NotFoundError: there is no such turn.
-        ProblemError: the key may not; a turn of a chat that it does not have is reported as missing.
+        RefusedError: the key may not; a turn of a chat that it does not have is reported as missing.
     """
     identity.require(scope)
     async with services.database.read() as transaction:

@@ -14,8 +14,8 @@ from fastapi.responses import RedirectResponse
 
 from nekro.app.services import Services
 from nekro.gateway.dependencies import ServicesDep
-from nekro.gateway.problems import ProblemError
 from nekro.gateway.web.responses import accepts, has_etag
+from nekro.operations.actor import RefusedError
 
 __all__ = [
     "INDEX",
@@ -134,7 +134,7 @@ async def serve(path: str, request: Request, services: ServicesDep) -> Response:
     if found is None and accepts(request, "text/html"):
         found = find_file(INDEX)
     if found is None:
-        raise ProblemError(HTTPStatus.NOT_FOUND, "not_found", "the console has no such file")
+        raise RefusedError(HTTPStatus.NOT_FOUND, "not_found", "the console has no such file")
     return file_answer(request, found)
 
 
@@ -152,4 +152,4 @@ def file_answer(request: Request, file: ConsoleFile) -> Response:
 def require_console(services: Services) -> None:
     """Refuse the request if the settings switch the console off."""
     if not services.settings.gateway.console:
-        raise ProblemError(HTTPStatus.NOT_FOUND, "console_off", "NEKRO_GATEWAY__CONSOLE is off")
+        raise RefusedError(HTTPStatus.NOT_FOUND, "console_off", "NEKRO_GATEWAY__CONSOLE is off")

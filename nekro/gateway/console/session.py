@@ -16,10 +16,9 @@ from nekro.gateway.access.sessions import (
     session_of,
 )
 from nekro.gateway.access.signed_texts import LoginCodes
-from nekro.gateway.dependencies import ServicesDep, identity_of
+from nekro.gateway.dependencies import ServicesDep, identity_of, record_act
 from nekro.gateway.idempotency import NOT_ONCE
-from nekro.gateway.identity import Identity, record_act
-from nekro.gateway.problems import ProblemError
+from nekro.operations.actor import Identity, RefusedError
 from nekro_client.models import ConsoleLogin, ConsoleSession
 
 __all__ = ["router"]
@@ -61,7 +60,7 @@ async def log_out(request: Request, response: Response, services: ServicesDep) -
     """Delete the session's cookie; the key stays valid."""
     try:
         session = session_of(services.settings, request)
-    except ProblemError:
+    except RefusedError:
         session = None  # it has no rights any more
     if session is not None:
         require_own_page(request, session)
@@ -72,7 +71,7 @@ async def _key_of(request: Request, text: str) -> ValidKey:
     """Return the key that a text is, or that the code of a link stands for; the code is used up.
 
     Raises:
-        ProblemError: 401, it is neither, or the key is not valid any more; 503, no code can be checked now.
+        RefusedError: 401, it is neither, or the key is not valid any more; 503, no code can be checked now.
     """
     keys = keys_of(request)
     if not text.startswith("nl_"):

@@ -20,9 +20,9 @@ from typing import Final
 
 from nekro.app.services import Services
 from nekro.base.tasks import end_tasks, log_errors
-from nekro.gateway.identity import Identity
 from nekro.gateway.streams.change_kinds import SOURCES, ChangeReader, Hint, Marks, kinds_of
 from nekro.gateway.streams.hub import EventHub
+from nekro.operations.actor import Identity
 from nekro.wire.invocation import new_id
 from nekro_agent.durations import FRESH_SECONDS, REFRESH_SECONDS
 from nekro_agent.shared_clock import shared_time

@@ -21,9 +21,9 @@ from loguru import logger
 
 from nekro.app.services import Services
 from nekro.base.tasks import end_tasks, log_errors
-from nekro.gateway.identity import Identity
 from nekro.gateway.streams.events import Channel, Position, Reader, StreamEvent, mark_of, stream_event
 from nekro.gateway.streams.watch import EventWatch
+from nekro.operations.actor import Identity
 from nekro_agent.durations import FRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import OverloadedError, StorageError
 from storage.repositories.events import ChatEvent

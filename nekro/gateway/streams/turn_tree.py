@@ -12,7 +12,7 @@ from nekro.app.rounds.runs import listed_calls
 from nekro.broker.tracing import recorded_trace_id
 from nekro.gateway.messages import message_answer
 from nekro.gateway.streams.turn_states import RoundEvents, TurnEnd, awaited, by_round, turn_cause
-from nekro.gateway.views import job_answer
+from nekro.operations.jobs import job_answer
 from nekro.sandbox.models import StopType
 from nekro_agent.errors import NotFoundError
 from nekro_agent.methods import SandboxMethodType

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
-from nekro.gateway.identity import Identity
 from nekro.gateway.streams.events import StreamEvent
 from nekro.gateway.streams.hub import EventHub, EventsLostError
+from nekro.operations.actor import Identity
 from nekro_client.models import Event, EventType
 from storage.engine import Database
 from storage.repositories.rounds import Round

@@ -17,8 +17,8 @@ from typing import Final
 
 from fastapi import Request
 
-from nekro.gateway.identity import Identity, Scope
-from nekro.gateway.problems import ProblemError
+from nekro.app.services import Services
+from nekro.operations.actor import Actor, Identity, RefusedError, Scope
 
 __all__ = [
     "Caller",
@@ -49,6 +49,10 @@ class Caller:
         """Whether the key has a scope, and the chat."""
         return scope in self.identity.scopes and self.identity.has_chat(self.chat_key)
 
+    def actor(self, services: Services) -> Actor:
+        """Return the caller as one of operations."""
+        return Actor(services=services, identity=self.identity, request_id=self.request_id)
+
 
 def caller_of(request: Request, identity: Identity) -> Caller:
     """Return the caller of an HTTP request.
@@ -58,7 +62,7 @@ def caller_of(request: Request, identity: Identity) -> Caller:
     The user is that of the key, of the header ``X-Nekro-User`` or of the parameter ``user_id``.
 
     Raises:
-        ProblemError: 403 or 404, the key has no scope for MCP, not the chat, or not the user.
+        RefusedError: 403 or 404, the key has no scope for MCP, not the chat, or not the user.
     """
     if not identity.scopes & _SCOPES:
         identity.require(Scope.CALL)
@@ -66,7 +70,7 @@ def caller_of(request: Request, identity: Identity) -> Caller:
     chat_key = (stated or "").strip() or _own_chat(identity)
     if not identity.has_chat(chat_key):
         detail = f"the key has no chat {chat_key!r}; name one of its chats: X-Nekro-Chat or ?chat_key="
-        raise ProblemError(HTTPStatus.NOT_FOUND, "not_found", detail)
+        raise RefusedError(HTTPStatus.NOT_FOUND, "not_found", detail)
     user = request.headers.get("x-nekro-user") or request.query_params.get("user_id")
     return Caller(
         identity=identity,

@@ -18,10 +18,10 @@ from nekro.extensions.mcp.server.callers import Caller
 from nekro.extensions.mcp.server.methods import arguments_of
 from nekro.extensions.mcp.server.resources import awaiting, awaiting_text, job_uri
 from nekro.extensions.mcp.server.results import Report, data_result, method_result, reported
-from nekro.gateway.access.admission import begin_paying, require_rounds_worker
-from nekro.gateway.identity import Scope
 from nekro.gateway.streams.hub import EventHub
 from nekro.gateway.views import run_answer
+from nekro.operations.actor import Scope
+from nekro.operations.admission import begin_paying, require_rounds_worker
 from nekro.plugins.entries import MethodEntry
 from nekro.plugins.entry_registry import refuse_unfit
 from nekro.wire.values import encode_arguments
@@ -72,7 +72,7 @@ async def call_method(
     method requests no round.
 
     Raises:
-        ProblemError: the key may not call methods.
+        RefusedError: the key may not call methods.
         NekroError: as from ``Dispatcher.invoke_or_detach``.
     """
     caller.identity.require(Scope.CALL, chat_key=caller.chat_key)
@@ -140,7 +140,7 @@ async def run_code(
     """Run code; cancelling the wait stops it.
 
     Raises:
-        ProblemError: the key may not run code.
+        RefusedError: the key may not run code.
         The errors of ``run``.
     """
     caller.identity.require(Scope.RUN, chat_key=caller.chat_key)
@@ -153,7 +153,7 @@ async def run_code(
 def on_workers(services: Services) -> CodeRun:
     """Return what runs code on rounds workers, once per run id.
 
-    It raises a ProblemError if no worker is live, and a NekroError if the code did not run.
+    It raises a RefusedError if no worker is live, and a NekroError if the code did not run.
     """
 
     async def run(caller: Caller, code: str, run_id: str) -> CodeReport:

@@ -17,10 +17,10 @@ from nekro.app.services import Services
 from nekro.extensions.mcp.server.callers import Caller, Sessions, caller_of
 from nekro.gateway.dependencies import identity_of
 from nekro.gateway.extensions import Running, running
-from nekro.gateway.identity import Identity
-from nekro.gateway.problems import ProblemError, problem_of
+from nekro.gateway.problems import problem_of
 from nekro.gateway.streams.hub import EventHub
 from nekro.gateway.web.responses import SEND_SECONDS, JsonAnswer
+from nekro.operations.actor import Identity, RefusedError
 from nekro_agent.errors import NekroError
 from nekro_client.models import Problem
 
@@ -43,7 +43,7 @@ async def mcp(request: Request) -> Response:
     endpoint = running(request, McpEndpoint)
     try:
         return await endpoint.answer(request, await identity_of(request))
-    except (ProblemError, NekroError) as exc:
+    except (RefusedError, NekroError) as exc:
         return _refusal(problem_of(request, exc), getattr(exc, "headers", {}))
 
 
@@ -84,18 +84,18 @@ class McpEndpoint(Running):
         """Return the answer to a request.
 
         Raises:
-            ProblemError: 403, its origin; 404, its session or chat; 405, it is no POST; 501, there is no SDK.
+            RefusedError: 403, its origin; 404, its session or chat; 405, it is no POST; 501, there is no SDK.
         """
         _refuse_origin(request, self._settings)
         if request.method != "POST":
             # Nothing is kept between requests: there is no stream to open and no session to delete.
             detail = "send messages with POST; `subscriptions/listen` opens a stream of changes"
-            raise ProblemError(
+            raise RefusedError(
                 HTTPStatus.METHOD_NOT_ALLOWED, "method_not_allowed", detail, headers={"Allow": "POST"}
             )
         session = request.headers.get(_SESSION)
         if session is not None and not self._sessions.is_valid(session, identity):
-            raise ProblemError(HTTPStatus.NOT_FOUND, "not_found", "there is no such session; begin a new one")
+            raise RefusedError(HTTPStatus.NOT_FOUND, "not_found", "there is no such session; begin a new one")
         request.state.mcp_caller = caller_of(request, identity)
         manager = await self._started()
         body = await request.body()
@@ -117,7 +117,7 @@ class McpEndpoint(Running):
             from nekro.extensions.mcp.server.server import McpServer
         except ImportError as exc:
             detail = "this gateway has no MCP SDK; install it with `pip install 'nekro-workers[mcp]'`"
-            raise ProblemError(HTTPStatus.NOT_IMPLEMENTED, "mcp_missing", detail) from exc
+            raise RefusedError(HTTPStatus.NOT_IMPLEMENTED, "mcp_missing", detail) from exc
         self._server = McpServer(
             self._services, self._hub, _caller_of_context, run=on_workers(self._services)
         )
@@ -185,4 +185,4 @@ def _refuse_origin(request: Request, settings: GatewaySettings) -> None:
         return
     if origin.partition("://")[2] != request.headers.get("host"):
         detail = "a web site of another origin may not use MCP here; NEKRO_GATEWAY__CORS_ORIGINS permits it"
-        raise ProblemError(HTTPStatus.FORBIDDEN, "cross_site", detail)
+        raise RefusedError(HTTPStatus.FORBIDDEN, "cross_site", detail)

@@ -22,23 +22,21 @@ from mcp_types import (
 )
 
 from nekro.app.approvals.shown import call_line
-from nekro.app.jobs import cancel_job
 from nekro.app.services import Services
 from nekro.base.plain import encodable
 from nekro.extensions.mcp.server.callers import Caller
 from nekro.extensions.mcp.server.results import Report, data_result, text_of
-from nekro.gateway.identity import Scope
 from nekro.gateway.messages import message_answer
-from nekro.gateway.views import job_answer
-from nekro.gateway.web.paging import cursor_of
-from nekro.gateway.web.paging import text_of as position_of
+from nekro.operations import jobs
+from nekro.operations.actor import Scope
+from nekro.operations.pages import cursor_of
+from nekro.operations.pages import text_of as position_of
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import InvalidValueError, NotFoundError, UsageError
 from nekro_agent.files.names import HEAD_BYTES, content_type
 from nekro_agent.ports import ChatInfo
 from nekro_client.models import Job
 from storage.accounts.approvals import Approval
-from storage.repositories.jobs import Job as JobRow
 from storage.states import ApprovalState
 
 __all__ = [
@@ -71,11 +69,11 @@ async def find_job(services: Services, caller: Caller, job_id: str) -> Job:
     """Return a job of a chat that the key may read.
 
     Raises:
-        ProblemError: the key may not read.
+        RefusedError: the key may not read.
         NotFoundError: there is no such job, or it belongs to another chat.
     """
     caller.identity.require(Scope.READ)
-    return job_answer(await _row(services, caller, job_id))
+    return await jobs.get_job(caller.actor(services), job_id)
 
 
 async def show(services: Services, caller: Caller, job_id: str | None) -> CallToolResult:
@@ -83,10 +81,9 @@ async def show(services: Services, caller: Caller, job_id: str | None) -> CallTo
     caller.identity.require(Scope.READ, chat_key=caller.chat_key)
     if job_id is not None:
         return (await _seen(services, caller, job_id)).result
-    async with services.database.read() as transaction:
-        rows = await transaction.jobs.newest(limit=_MOST_SHOWN, chat_key=caller.chat_key)
-    jobs = [job_answer(row).model_dump(mode="json") for row in rows]
-    return data_result({"jobs": jobs}, "\n".join(map(_line, rows)) or "the chat has no jobs")
+    page = await jobs.list_jobs(caller.actor(services), chat_key=caller.chat_key, limit=_MOST_SHOWN)
+    found = [job.model_dump(mode="json") for job in page.items]
+    return data_result({"jobs": found}, "\n".join(map(_line, page.items)) or "the chat has no jobs")
 
 
 async def wait_for(
@@ -112,14 +109,8 @@ async def wait_for(
 
 
 async def cancel(services: Services, caller: Caller, job_id: str) -> CallToolResult:
-    """Cancel a job, with its audit row."""
-    caller.identity.require(Scope.ADMIN)
-    row = await _row(services, caller, job_id)
-    async with services.database.begin() as transaction:
-        await transaction.audit.add(
-            "job.cancel", row.id, key_id=caller.identity.key_id, request_id=caller.request_id
-        )
-    return _result(await cancel_job(services.database, services.publisher, row.id))
+    """Cancel a job."""
+    return _result(await jobs.cancel_job(caller.actor(services), job_id))
 
 
 class _Seen(NamedTuple):
@@ -132,17 +123,16 @@ class _Seen(NamedTuple):
 
 
 async def _seen(services: Services, caller: Caller, job_id: str) -> _Seen:
-    async with services.database.read() as transaction:
-        row = await transaction.jobs.find(job_id)
-        approval = await transaction.approvals.of_call(job_id) if row is None else None
-    found = row or approval
-    if found is None or not caller.identity.has_chat(found.chat_key):
-        raise NotFoundError(f"there is no job {job_id!r}")
-    if row is not None:
-        return _Seen(row.state.is_final, row.percent, row.message or "", _result(row))
-    assert approval is not None  # noqa: S101 - found
-    is_over = approval.state not in (ApprovalState.PENDING, ApprovalState.APPROVED)
-    return _Seen(is_over, 0, "", _result_of_approval(approval))
+    try:
+        job = await jobs.get_job(caller.actor(services), job_id)
+    except NotFoundError:
+        async with services.database.read() as transaction:
+            approval = await transaction.approvals.of_call(job_id)
+        if approval is None or not caller.identity.has_chat(approval.chat_key):
+            raise
+        is_over = approval.state not in (ApprovalState.PENDING, ApprovalState.APPROVED)
+        return _Seen(is_over, 0, "", _result_of_approval(approval))
+    return _Seen(job.finished_at is not None, job.percent, job.message, _result(job))
 
 
 def _result_of_approval(row: Approval) -> CallToolResult:
@@ -176,21 +166,14 @@ def awaiting_text(row: Approval) -> str:
     )
 
 
-async def _row(services: Services, caller: Caller, job_id: str) -> JobRow:
-    async with services.database.read() as transaction:
-        row = await transaction.jobs.find(job_id)
-    if row is None or not caller.identity.has_chat(row.chat_key):
-        raise NotFoundError(f"there is no job {job_id!r}")
-    return row
+def _result(job: Job) -> CallToolResult:
+    return data_result(job.model_dump(mode="json"), _line(job))
 
 
-def _result(row: JobRow) -> CallToolResult:
-    return data_result(job_answer(row).model_dump(mode="json"), _line(row))
-
-
-def _line(row: JobRow) -> str:
-    shown = row.message or ("" if row.state.is_final else f"{row.percent} %")
-    return f"job {row.id} ({row.type}) is {row.state}" + (f": {shown}" if shown else "")
+def _line(job: Job) -> str:
+    shown = job.message or ("" if job.finished_at is not None else f"{job.percent} %")
+    state = "succeeded" if job.state == "done" else job.state
+    return f"job {job.id} ({job.type}) is {state}" + (f": {shown}" if shown else "")
 
 
 _JSON: Final = "application/json"
@@ -227,7 +210,7 @@ async def list_resources(services: Services, caller: Caller, cursor: str | None)
     """Return a page, in the order of the URIs: histories of the key's chats, files and jobs of the caller's.
 
     Raises:
-        ProblemError: the cursor is none of ours.
+        RefusedError: the cursor is none of ours.
     """
     if Scope.READ not in caller.identity.scopes:
         return ListResourcesResult(resources=[])
@@ -238,12 +221,12 @@ async def list_resources(services: Services, caller: Caller, cursor: str | None)
             for chat in await transaction.chats.newest(limit=_MOST_CHATS)
             if caller.identity.has_chat(chat.chat_key)
         ]
-        jobs = await transaction.jobs.newest(limit=_MOST_JOBS, chat_key=caller.chat_key)
+        newest = await transaction.jobs.newest(limit=_MOST_JOBS, chat_key=caller.chat_key)
         own = await transaction.chats.find(caller.chat_key)
     found = [_history(chat) for chat in chats]
     found += [
         Resource(uri=job_uri(job.id), name=job.id, title=f"{job.type} ({job.state})", mime_type=_JSON)
-        for job in jobs
+        for job in newest
     ]
     if own is not None:
         found += await asyncio.to_thread(_files, services, own)
@@ -272,7 +255,7 @@ async def read_resource(services: Services, caller: Caller, uri: str) -> ReadRes
     """Return the content of a resource.
 
     Raises:
-        ProblemError: the key may not read.
+        RefusedError: the key may not read.
         NotFoundError: there is no such resource, or it belongs to a chat that the key does not have.
         InvalidValueError: the file is too large.
     """

@@ -17,9 +17,9 @@ from nekro.app.calls.records import value_of
 from nekro.app.services import Services
 from nekro.base.plain import encodable, to_json_value
 from nekro.base.tasks import end_tasks
-from nekro.gateway.problems import ProblemError
 from nekro.gateway.streams.events import Reader
 from nekro.gateway.streams.hub import EventHub
+from nekro.operations.actor import RefusedError
 from nekro.wire.invocation import Envelope
 from nekro_agent.errors import NekroError
 from nekro_client.models import Event, EventType
@@ -56,14 +56,14 @@ def data_result(data: Mapping[str, Any], text: str, *, is_error: bool = False) -
     )
 
 
-def error_result(error: NekroError | ProblemError, services: Services) -> CallToolResult:
+def error_result(error: NekroError | RefusedError, services: Services) -> CallToolResult:
     """Return an error as a result, so that the model reads it."""
     return CallToolResult(content=[_text(failure_text(error, services))], is_error=True)
 
 
-def failure_text(error: NekroError | ProblemError, services: Services) -> str:
+def failure_text(error: NekroError | RefusedError, services: Services) -> str:
     """Return the code and the redacted text of an error."""
-    text = error.detail if isinstance(error, ProblemError) else services.redactor(str(error))
+    text = error.detail if isinstance(error, RefusedError) else services.redactor(str(error))
     return str(encodable(f"{error.code}: {text}"))
 
 

@@ -43,9 +43,8 @@ from nekro.extensions.mcp.server.calls import CodeRun, call_method, request_dige
 from nekro.extensions.mcp.server.methods import code_guide, find_methods, input_schema
 from nekro.extensions.mcp.server.results import Report, data_result, error_result, failure_text, reported
 from nekro.extensions.mcp.server.subscriptions import Changes
-from nekro.gateway.identity import Scope
-from nekro.gateway.problems import ProblemError
 from nekro.gateway.streams.hub import EventHub
+from nekro.operations.actor import RefusedError, Scope
 from nekro.plugins.entries import MethodEntry
 from nekro.wire.invocation import new_id
 from nekro_agent.errors import ArgumentError, MethodNotFoundError, NekroError, NotFoundError, PluginError
@@ -128,7 +127,7 @@ class McpServer:
             self._running[name] = scope
             try:
                 return await work(call_id)
-            except (NekroError, ProblemError) as exc:
+            except (NekroError, RefusedError) as exc:
                 return error_result(exc, self._services)
             finally:
                 if self._running.get(name) is scope:
@@ -258,8 +257,8 @@ class McpServer:
             raise MCPError(
                 INVALID_PARAMS if is_modern else missing, failure_text(exc, self._services)
             ) from exc
-        except (NekroError, ProblemError) as exc:
-            is_theirs = isinstance(exc, (ProblemError, ArgumentError, PluginError))
+        except (NekroError, RefusedError) as exc:
+            is_theirs = isinstance(exc, (RefusedError, ArgumentError, PluginError))
             code = INVALID_PARAMS if is_theirs else INTERNAL_ERROR
             raise MCPError(code, failure_text(exc, self._services)) from exc
 

@@ -28,8 +28,8 @@ from nekro.app.services import Services
 from nekro.extensions.mcp.server.callers import Caller
 from nekro.extensions.mcp.server.resources import chat_of, messages_uri
 from nekro.gateway.dependencies import take_stream
-from nekro.gateway.identity import Scope
 from nekro.gateway.streams.hub import EventHub, EventsLostError, SlowReaderError
+from nekro.operations.actor import Scope
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import NekroError
 from nekro_client.models import EventType
@@ -61,7 +61,7 @@ class Changes:
         Raises:
             MCPError: it asks for a resource that cannot be watched, or that its key does not have.
             StorageUnavailableError: the database did not answer when it began.
-            ProblemError, OverloadedError: it has too many streams.
+            RefusedError, OverloadedError: it has too many streams.
         """
         caller = self._caller_of(ctx)
         uris = params.notifications.resource_subscriptions or []

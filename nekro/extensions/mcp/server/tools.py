@@ -13,8 +13,8 @@ from mcp_types import ListToolsResult, Tool, ToolAnnotations
 from nekro.base.plain import encodable
 from nekro.extensions.mcp.server.callers import Caller
 from nekro.extensions.mcp.server.methods import bounded_catalogue, input_schema, result_annotation
-from nekro.gateway.identity import Scope
-from nekro.gateway.web.paging import cursor_of, text_of
+from nekro.operations.actor import Scope
+from nekro.operations.pages import cursor_of, text_of
 from nekro.plugins.entries import MethodEntry
 from nekro.plugins.entry_registry import Registry
 
@@ -54,7 +54,7 @@ def list_tools(registry: Registry, caller: Caller, cursor: str | None) -> ListTo
     """Return a page of the tools; the tools of the system are on the first one.
 
     Raises:
-        ProblemError: the cursor is none of ours.
+        RefusedError: the cursor is none of ours.
     """
     own = [tool for tool, scope in _own(registry) if caller.may(scope)] if cursor is None else []
     if not caller.may(Scope.CALL):

@@ -1,26 +1,52 @@
-"""On whose behalf a request acts, what it may do, and the record of its administrative acts."""
+"""On whose behalf an operation runs, what it may do, and the record of its administrative acts."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from http import HTTPStatus
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from fastapi import Request
+from pydantic import BaseModel
 
-from nekro.gateway.problems import ProblemError
-from storage.accounts.keys import AuditRepository, account_of_key
+from nekro.wire.invocation import new_id
+from storage.accounts.keys import account_of_key
+
+if TYPE_CHECKING:
+    from nekro.app.services import Services
+    from storage.transaction import Transaction
 
 __all__ = [
     "LOCAL",
+    "Actor",
     "Identity",
+    "Once",
+    "RefusedError",
     "Scope",
-    "record_act",
 ]
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class RefusedError(Exception):
+    """An operation refuses to run; for errors that only the API has."""
+
+    def __init__(
+        self, status: HTTPStatus, code: str, detail: str, *, headers: dict[str, str] | None = None
+    ) -> None:
+        """Create it.
+
+        Args:
+            code: stable name of the problem.
+            detail: text that says what to do.
+            headers: of the HTTP answer.
+        """
+        super().__init__(detail)
+        self.status, self.code, self.detail, self.headers = status, code, detail, headers or {}
 
 
 class Scope(StrEnum):
@@ -62,10 +88,14 @@ class Identity:
     expires_at: datetime | None = None
     #: Id of the key of a request over HTTP, also of the local one: tickets name it.
     credential_id: str = ""
+    #: Name in records of decisions; None: that of the key.
+    stated_name: str | None = None
 
     @property
     def name(self) -> str:
         """Who acts, in records of decisions."""
+        if self.stated_name is not None:
+            return self.stated_name
         return "gateway" if self.key_id is None else f"key:{self.key_id}"
 
     @property
@@ -94,24 +124,24 @@ class Identity:
         A chat that the key does not have is reported like one that does not exist, so keys reveal no chats.
 
         Raises:
-            ProblemError: 403 or 404.
+            RefusedError: 403 or 404.
         """
         if scope not in self.scopes:
-            raise ProblemError(
+            raise RefusedError(
                 HTTPStatus.FORBIDDEN, "scope_missing", f"the key lacks the scope {scope.value!r}"
             )
         if chat_key is not None and not self.has_chat(chat_key):
-            raise ProblemError(HTTPStatus.NOT_FOUND, "not_found", f"there is no chat {chat_key!r}")
+            raise RefusedError(HTTPStatus.NOT_FOUND, "not_found", f"there is no chat {chat_key!r}")
 
     def require_all(self, scope: Scope) -> None:
         """Return if the key has the scope for every chat and every user.
 
         Raises:
-            ProblemError: 403.
+            RefusedError: 403.
         """
         self.require(scope)
         if not self.is_of_all_chats or self.user_id is not None:
-            raise ProblemError(
+            raise RefusedError(
                 HTTPStatus.FORBIDDEN, "key_restricted", "this needs a key for all chats and all users"
             )
 
@@ -119,11 +149,11 @@ class Identity:
         """Return if the key may list things of a chat, or of all chats if it is None.
 
         Raises:
-            ProblemError: 403 or 404.
+            RefusedError: 403 or 404.
         """
         self.require(scope, chat_key=chat_key)
         if chat_key is None and not self.is_of_all_chats:
-            raise ProblemError(
+            raise RefusedError(
                 HTTPStatus.FORBIDDEN,
                 "key_restricted",
                 f"the key has the chats {self.chats!r}; name one: ?chat_key=",
@@ -136,11 +166,11 @@ class Identity:
             stated: the user that the request names; None if it names none.
 
         Raises:
-            ProblemError: 403, the key acts for another user.
+            RefusedError: 403, the key acts for another user.
         """
         if self.user_id is None or stated in (None, self.user_id):
             return self.user_id or stated
-        raise ProblemError(
+        raise RefusedError(
             HTTPStatus.FORBIDDEN, "user_not_allowed", f"the key acts for user {self.user_id!r} only"
         )
 
@@ -149,17 +179,66 @@ class Identity:
 LOCAL: Final = Identity(key_id=None, scopes=frozenset(Scope))
 
 
-async def record_act(
-    audit: AuditRepository,
-    request: Request,
-    identity: Identity,
-    action: str,
-    subject: str,
-    data: dict[str, Any] | None = None,
-) -> None:
-    """Record an act in the transaction of the act, or before an act that has none.
+class Once(Protocol):
+    """Runs the work of one request once, also if the request is repeated.
 
-    Args:
-        data: what was asked for; no secrets.
+    An operation checks what the actor may do before it runs its work: a repetition gets the answer of the
+    first execution, and must not get it without the right to it.
     """
-    await audit.add(action, subject, key_id=identity.key_id, request_id=request.state.request_id, data=data)
+
+    #: Names the effect, for deduplication keys; None: the request is not repeated.
+    name: str | None
+    #: Whether an earlier execution may have had its effect; known when the work runs.
+    is_repetition: bool
+
+    @property
+    def id(self) -> str:
+        """An id for what the work creates: the same in each execution of the request, else a new one."""
+        ...
+
+    async def run(self, kind: type[M], work: Callable[[], Awaitable[M]], *, is_repeatable: bool = True) -> M:
+        """Return the answer of ``work``, or that of the execution before.
+
+        Args:
+            kind: model of the answer.
+            is_repeatable: whether a second execution of ``work`` has no second effect, for example because
+                it uses ``id``.
+        """
+        ...
+
+
+class _Unrepeated:
+    """A request without an idempotency key."""
+
+    name: str | None = None
+    is_repetition: bool = False
+
+    @property
+    def id(self) -> str:
+        return new_id()
+
+    async def run(self, kind: type[M], work: Callable[[], Awaitable[M]], *, is_repeatable: bool = True) -> M:
+        return await work()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Actor:
+    """Who asks for an operation, and the services of the process that runs it."""
+
+    services: Services
+    identity: Identity
+    #: Id of the HTTP request, for audit rows; None: there is none.
+    request_id: str | None = None
+    once: Once = field(default_factory=_Unrepeated)
+
+    async def record(
+        self, transaction: Transaction, action: str, subject: str, data: dict[str, Any] | None = None
+    ) -> None:
+        """Record an act in the transaction of the act, or before an act that has none.
+
+        Args:
+            data: what was asked for; no secrets.
+        """
+        await transaction.audit.add(
+            action, subject, key_id=self.identity.key_id, request_id=self.request_id, data=data
+        )

@@ -14,15 +14,11 @@ import os
 from http import HTTPStatus
 from typing import BinaryIO, Final
 
-from fastapi import Request
-
 from nekro.app.budgets import day_of
 from nekro.app.chats.attachments import Attachment
 from nekro.app.chats.files import ChatFiles
 from nekro.app.services import Services
-from nekro.gateway.dependencies import identity_of
-from nekro.gateway.identity import Identity
-from nekro.gateway.problems import ProblemError
+from nekro.operations.actor import Identity, RefusedError
 from nekro_agent.shared_clock import shared_time
 from storage.accounts.spendings import PayingKey
 from storage.accounts.stored_bytes import ROW_BYTES, item_of_file, size_of
@@ -42,7 +38,7 @@ async def require_budget(services: Services, identity: Identity) -> None:
     """Return if the key may start a turn.
 
     Raises:
-        ProblemError: 429, a budget of the day is used up.
+        RefusedError: 429, a budget of the day is used up.
     """
     if identity.key_id is None:
         return
@@ -52,7 +48,7 @@ async def require_budget(services: Services, identity: Identity) -> None:
     now = shared_time()
     for budget in await services.spending.key_budgets(key, day=day_of(now)):
         if budget.is_exhausted and budget.renews_at is not None:
-            raise ProblemError(
+            raise RefusedError(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 "budget_exceeded",
                 budget.used_up,
@@ -68,7 +64,7 @@ async def begin_paying(services: Services, identity: Identity, account_id: str, 
         texts: code or arguments, which are stored with it.
 
     Raises:
-        ProblemError: as from ``require_budget``.
+        RefusedError: as from ``require_budget``.
         StorageQuotaError: the key may not store more.
     """
     await require_budget(services, identity)
@@ -79,16 +75,13 @@ async def begin_paying(services: Services, identity: Identity, account_id: str, 
             transaction.stored_bytes.add(identity.account_id, StoredKind.CALLS, size)
 
 
-async def require_room(services: Services, request: Request) -> None:
-    """Return if the key may store a body of the stated length, before the body is read.
+async def require_room(services: Services, identity: Identity, size: int) -> None:
+    """Return if the key may store so many bytes.
 
     Raises:
         StorageQuotaError: it may not.
     """
-    identity = await identity_of(request)
     if identity.key_id is not None:
-        stated = request.headers.get("content-length", "")
-        size = int(stated) if stated.isdigit() else 0
         async with services.database.read() as transaction:
             await transaction.stored_bytes.require_room(identity.key_id, size)
 
@@ -145,9 +138,9 @@ async def require_rounds_worker(services: Services) -> None:
     """Return if a rounds worker is live.
 
     Raises:
-        ProblemError: 503, none is.
+        RefusedError: 503, none is.
     """
     if not await services.remote_runs.have_worker():
-        raise ProblemError(
+        raise RefusedError(
             HTTPStatus.SERVICE_UNAVAILABLE, "no_worker", _NO_WORKER, headers={"Retry-After": "1"}
         )
