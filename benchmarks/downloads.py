@@ -149,7 +149,7 @@ def _fetch(url: str, target: Path, connections: int) -> Callable[[], None]:
 
     from nekro_agent import runtime
     from nekro_agent.downloads.download import fetch
-    from nekro_agent.policies import DownloadPolicy
+    from nekro_agent.runtime import DownloadPolicy
     from nekro_agent.testing import InMemoryRuntime
 
     policy = DownloadPolicy(allow_private=("127.0.0.0/8",), connections=connections)

@@ -17,7 +17,7 @@ from pydantic_settings import NoDecode
 
 from broker_config.setting_sources import FILE_SUFFIX
 from nekro_agent.errors import ModelGroupError, SettingsError
-from nekro_agent.policies import group_name, group_variable
+from nekro_agent.runtime import group_name, group_variable
 
 __all__ = [
     "DEFAULT_GROUP",

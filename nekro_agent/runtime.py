@@ -1,21 +1,21 @@
-"""The services behind the SDK, as one bundle that is bound per process.
+"""The services behind the SDK, its limits and permissions, as one bundle that is bound per process.
 
-Plugins do not use this module. The application binds a :class:`Runtime` when it starts
-(``workers.services``; in tests of plugins, ``nekro_agent.testing``). During the import
-of plugins, before a runtime is bound, only the data root and the package policy are available.
-"""
+Plugins do not use this module. The application fills limits and permissions from settings, and binds a
+:class:`Runtime` when it starts (``workers.services``; in tests of plugins, ``nekro_agent.testing``). During
+the import of plugins, before a runtime is bound, only the data root and the package policy are available."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from packaging.utils import canonicalize_name
+
 from nekro_agent.errors import RuntimeNotBoundError
-from nekro_agent.policies import CoreConfig, DownloadPolicy, PackagePolicy, StorePolicy, UploadPolicy
 from nekro_agent.ports import (
     CronJobs,
     Downloads,
@@ -31,16 +31,181 @@ from nekro_agent.ports import (
 from nekro_agent.records import Records
 
 __all__ = [
+    "CoreConfig",
+    "DownloadPolicy",
+    "ModelConfigGroup",
+    "ModelGroups",
+    "PackagePolicy",
     "Runtime",
+    "StorePolicy",
+    "UploadPolicy",
     "bind",
     "bound",
     "current",
     "data_root",
+    "group_name",
+    "group_variable",
     "is_bound",
     "package_policy",
     "prepare",
     "unbind",
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorePolicy:
+    """Limits of ``plugin.store``."""
+
+    max_value_bytes: int = 16 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadPolicy:
+    """Limits of downloads by URL, and options of their execution."""
+
+    max_bytes: int = 20 << 30
+    #: Longest time without data from a server.
+    timeout_seconds: float = 60
+    #: Host names and networks (CIDR) that are allowed although private, loopback or link-local.
+    allow_private: tuple[str, ...] = ()
+    #: Connections to one server for one large file.
+    connections: int = 4
+    #: Size from which a file is large.
+    parallel_min_bytes: int = 64 << 20
+    #: Consecutive attempts without new data before a download fails.
+    tries: int = 5
+    #: Half the pause before the second attempt; doubles with each further one.
+    retry_seconds: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadPolicy:
+    """Quota of the uploads of one chat."""
+
+    chat_bytes: int = 1 << 30
+    #: Files and directories.
+    chat_names: int = 2_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackagePolicy:
+    """What ``dynamic_import_pkg`` may install."""
+
+    #: Distribution names; ``"*"`` allows all, an empty tuple none.
+    allow: tuple[str, ...] = ("*",)
+
+    def allows(self, name: str) -> bool:
+        """Whether a distribution may be installed."""
+        return "*" in self.allow or canonicalize_name(name) in map(canonicalize_name, self.allow)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfigGroup:
+    """One model in the form that plugins of the reference read."""
+
+    GROUP_NAME: str = "default"
+    CHAT_MODEL: str = ""
+    CHAT_PROXY: str = ""
+    BASE_URL: str = ""
+    API_KEY: str = field(default="", repr=False)
+    MODEL_TYPE: str = "chat"
+    ENABLE_VISION: bool = True
+    ENABLE_COT: bool = False
+    TEMPERATURE: float | None = None
+    TOP_P: float | None = None
+    TOP_K: int | None = None
+    PRESENCE_PENALTY: float | None = None
+    FREQUENCY_PENALTY: float | None = None
+    EXTRA_BODY: str | None = None
+    TOKEN_INPUT_RATE: float = 1.0
+    TOKEN_COMPLETION_RATE: float = 1.0
+    MODEL_PRICE_RATE: float = 1.0
+
+
+def group_name(name: str) -> str:
+    """Return the form of a model group's name in which names are compared: lower case, ``-`` for ``_``."""
+    return name.strip().lower().replace("_", "-")
+
+
+def group_variable(name: str, value: str) -> str:
+    """Return the environment variable of one value of a model group."""
+    if group_name(name) == "default":
+        return f"NEKRO_LLM__{value}"
+    return f"NEKRO_MODELS__{group_name(name).upper().replace('-', '_')}__{value}"
+
+
+class ModelGroups(Mapping[str, ModelConfigGroup]):
+    """Model groups by name; ``text_embedding`` and ``Text-Embedding`` are the same name.
+
+    A name without a group raises ``KeyError``; the message names the variable that defines it.
+    """
+
+    def __init__(self, groups: Mapping[str, ModelConfigGroup]) -> None:
+        self._groups = {group_name(name): group for name, group in groups.items()}
+
+    def __getitem__(self, name: str) -> ModelConfigGroup:
+        try:
+            return self._groups[group_name(name)]
+        except KeyError:
+            known = ", ".join(self._groups) or "none"
+            raise KeyError(
+                f"there is no model group {name!r}; {_definition(name)} (there are: {known})"
+            ) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+
+def _definition(name: str) -> str:
+    if group_name(name) == "default":
+        return "define it with NEKRO_LLM__BASE_URL and NEKRO_LLM__MODEL"
+    if not group_name(name).replace("-", "").isalnum() or not name.isascii():
+        return f'define it in NEKRO_MODELS, as JSON: {{"{name}": {{"model": "…"}}}}'
+    return f"define it with {group_variable(name, 'MODEL')}, and {group_variable(name, 'BASE_URL')} if needed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreConfig:
+    """Global values that plugins read as ``core.config``."""
+
+    MODEL_GROUPS: Mapping[str, ModelConfigGroup] = field(default_factory=dict)
+    USE_MODEL_GROUP: str = "default"
+    DEFAULT_PROXY: str | None = None
+    AI_CHAT_PRESET_NAME: str = "Agent"
+    AI_CHAT_PRESET_SETTING: str = ""
+    SUPER_USERS: tuple[str, ...] = ()
+
+    #: Seconds for which messages may be in prompts.
+    AI_CHAT_CONTEXT_EXPIRE_SECONDS: int = 3650 * 86_400
+    #: Messages in a prompt.
+    AI_CHAT_CONTEXT_MAX_LENGTH: int = 32
+    AI_DEBOUNCE_WAIT_SECONDS: float = 0.0
+    AI_GENERATE_TIMEOUT: int = 180
+    AI_SCRIPT_MAX_RETRY_TIMES: int = 8
+    SANDBOX_RUNNING_TIMEOUT: int = 60
+    #: "" means the embedded database.
+    QDRANT_URL: str = ""
+    QDRANT_API_KEY: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "MODEL_GROUPS", ModelGroups(self.MODEL_GROUPS))
+
+    def get_model_group_info(self, model_name: str) -> ModelConfigGroup:
+        """Return a model group.
+
+        Raises:
+            KeyError: there is none of that name; the message names the variable that defines it.
+        """
+        return self.MODEL_GROUPS[model_name]
+
+    def __getattr__(self, name: str) -> object:
+        raise AttributeError(
+            f"core.config has no {name}: this system is configured by NEKRO_ variables; "
+            f"it offers {', '.join(sorted(self.__dataclass_fields__))}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +261,11 @@ class Runtime:
 
 
 _current: Runtime | None = None
+
 _data_root: Path | None = None
+
 _packages = PackagePolicy()
+
 _core = CoreConfig()
 
 

@@ -7,7 +7,7 @@ from typing import Final, Literal
 from nekro_agent import runtime
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.policies import StorePolicy
+from nekro_agent.runtime import StorePolicy
 
 __all__ = ["MAX_KEY_CHARS", "PluginStore"]
 

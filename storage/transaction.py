@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from storage.catalogue import CatalogueRepository, WorkerListing
     from storage.listings.changes import ChangeListing
     from storage.listings.chats import ChatListing
-    from storage.listings.overview import OverviewRepository
-    from storage.listings.series import SeriesRepository, SpendingReportRepository
+    from storage.listings.series import OverviewRepository, SeriesRepository, SpendingReportRepository
     from storage.listings.turns import TurnListing, TurnSearch
     from storage.outbound.adapters import AdapterRepository
     from storage.outbound.mcp_servers import McpServerRepository
@@ -128,7 +127,7 @@ class Transaction:
         "storage.accounts.openai_responses:OpenAIResponseRepository"
     )
     #: What waits and runs, for people and metrics.
-    overview: _Lazy[OverviewRepository] = _Lazy("storage.listings.overview:OverviewRepository")
+    overview: _Lazy[OverviewRepository] = _Lazy("storage.listings.series:OverviewRepository")
     #: Operators' decisions which plugins are enabled.
     plugin_states: _Lazy[PluginStateRepository] = _Lazy(
         "storage.repositories.plugin_states:PluginStateRepository"

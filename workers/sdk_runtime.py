@@ -18,9 +18,9 @@ from nekro.plugins.hooks import PluginHost
 from nekro.wire.invocation import new_id
 from nekro_agent import runtime
 from nekro_agent.execution.current import cause_turn_id, current_account, current_call, effect_id
-from nekro_agent.policies import DownloadPolicy, StorePolicy, UploadPolicy
 from nekro_agent.ports import ChatInfo, MessageKind, OutgoingMessage, require_lengths
 from nekro_agent.records import PluginValue, PresetInfo, StoredMessage, UserInfo
+from nekro_agent.runtime import DownloadPolicy, StorePolicy, UploadPolicy
 from storage.driver.errors import outlasting
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore

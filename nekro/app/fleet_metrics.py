@@ -20,7 +20,7 @@ from nekro_agent.errors import NekroError
 from nekro_agent.shared_clock import shared_time
 from storage.database_clock import follow_database_clock
 from storage.engine import Database
-from storage.listings.overview import OpenDeliveries, OpenWork
+from storage.listings.series import OpenDeliveries, OpenWork
 from storage.states import BudgetScope
 
 __all__ = ["FLEET_METRICS", "FleetFigures"]

@@ -23,7 +23,7 @@ from nekro_agent import layout, runtime
 from nekro_agent.config import ConfigBase
 from nekro_agent.errors import InvalidValueError, NotFoundError
 from nekro_agent.plugin import NekroPlugin
-from nekro_agent.policies import CoreConfig, ModelConfigGroup, PackagePolicy
+from nekro_agent.runtime import CoreConfig, ModelConfigGroup, PackagePolicy
 
 __all__ = [
     "change_config",

@@ -26,7 +26,7 @@ from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.durations import PROGRESS_SECONDS
 from nekro_agent.methods import BUILT_IN_PLUGIN
 from nekro_agent.plugin import NekroPlugin
-from nekro_agent.policies import CoreConfig, PackagePolicy
+from nekro_agent.runtime import CoreConfig, PackagePolicy
 
 __all__ = [
     "ENTRY_POINT_GROUP",

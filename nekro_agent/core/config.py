@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from nekro_agent import runtime
 from nekro_agent.core import os_env
-from nekro_agent.policies import CoreConfig, ModelConfigGroup
+from nekro_agent.runtime import CoreConfig, ModelConfigGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

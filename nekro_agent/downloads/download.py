@@ -25,8 +25,8 @@ from nekro_agent.errors import DownloadError, DownloadRefusedError, FencedError,
 from nekro_agent.files import safe_files, staging, uploads
 from nekro_agent.files.areas import shared_place
 from nekro_agent.files.names import plain_name, stated_name
-from nekro_agent.policies import DownloadPolicy
 from nekro_agent.ports import DownloadClaim, DownloadReport, Downloads, DownloadStatus
+from nekro_agent.runtime import DownloadPolicy
 from nekro_agent.tools.task_groups import in_thread
 
 __all__ = [

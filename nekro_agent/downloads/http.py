@@ -30,7 +30,7 @@ from nekro_agent.downloads.addresses import (
 from nekro_agent.downloads.socket import BLOCK_BYTES, GatheringStream
 from nekro_agent.durations import FRESH_SECONDS, stated_pause
 from nekro_agent.errors import DownloadError, DownloadRefusedError
-from nekro_agent.policies import DownloadPolicy
+from nekro_agent.runtime import DownloadPolicy
 
 __all__ = [
     "Answer",

@@ -11,7 +11,7 @@ from nekro_agent.downloads.http import Answer, Interrupted, RetryLimit, Source
 from nekro_agent.downloads.part import PartFile, PartState
 from nekro_agent.downloads.socket import BLOCK_BYTES
 from nekro_agent.errors import DownloadError, DownloadRefusedError
-from nekro_agent.policies import DownloadPolicy
+from nekro_agent.runtime import DownloadPolicy
 from nekro_agent.tools.task_groups import in_thread, result_unless_failed, run_together
 
 __all__ = ["Content", "Transfer"]

@@ -32,7 +32,7 @@ from nekro_agent.errors import UploadQuotaError
 from nekro_agent.files import safe_files
 from nekro_agent.files.private_files import make_directory, modes_within, open_private
 from nekro_agent.files.safe_paths import directory
-from nekro_agent.policies import UploadPolicy
+from nekro_agent.runtime import UploadPolicy
 
 __all__ = ["UploadArea", "area_of", "remove_expired"]
 

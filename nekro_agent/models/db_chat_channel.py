@@ -12,8 +12,8 @@ from nekro_agent.errors import InvalidValueError
 from nekro_agent.layout import channel_of
 from nekro_agent.models.base import MAX_ROWS, QueryModel, stable_id
 from nekro_agent.models.db_preset import DBPreset, DefaultPreset
-from nekro_agent.policies import CoreConfig
 from nekro_agent.ports import ChatInfo
+from nekro_agent.runtime import CoreConfig
 from nekro_agent.schemas.chat_message import ChatType
 
 __all__ = ["ChannelStatus", "DBChatChannel", "DefaultPreset"]

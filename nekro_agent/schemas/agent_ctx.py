@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nekro_agent.models.db_chat_channel import DBChatChannel
     from nekro_agent.models.db_preset import DBPreset, DefaultPreset
     from nekro_agent.models.db_user import DBUser
-    from nekro_agent.policies import CoreConfig
+    from nekro_agent.runtime import CoreConfig
 
 __all__ = ["AgentCtx", "WebhookRequest"]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from nekro.plugins.invoke import Outcome
 from nekro_agent import placeholders
-from nekro_agent.testing.background import InMemoryJobs
+from nekro_agent.testing.services import InMemoryJobs
 from nekro_agent.testing.world import InMemoryRuntime
 
 __all__ = ["InMemoryJobs", "InMemoryRuntime", "Outcome"]

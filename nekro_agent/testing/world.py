@@ -22,11 +22,15 @@ from nekro_agent.commands.schemas import CommandExecutionContext, CommandRespons
 from nekro_agent.errors import MethodNotFoundError
 from nekro_agent.execution.current import effects_of
 from nekro_agent.plugin import NekroPlugin, using
-from nekro_agent.policies import CoreConfig, DownloadPolicy, PackagePolicy, StorePolicy, UploadPolicy
-from nekro_agent.runtime import Runtime
+from nekro_agent.runtime import CoreConfig, DownloadPolicy, PackagePolicy, Runtime, StorePolicy, UploadPolicy
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from nekro_agent.testing.background import InMemoryJobs
-from nekro_agent.testing.services import RecordedTriggers, WorldMessages, WorldTimers, new_database
+from nekro_agent.testing.services import (
+    InMemoryJobs,
+    RecordedTriggers,
+    WorldMessages,
+    WorldTimers,
+    new_database,
+)
 from storage.files import DataAreas
 from storage.kv import SqlKeyValueStore
 from storage.timer_services import SqlCronJobs

@@ -17,7 +17,7 @@ from nekro.app.background import BackgroundLoop
 from nekro.app.leases import LeaseKeeper
 from nekro_agent.downloads.part import PartFile, PartState
 from nekro_agent.errors import DownloadError, DownloadRefusedError, InvalidValueError
-from nekro_agent.policies import DownloadPolicy
+from nekro_agent.runtime import DownloadPolicy
 from nekro_agent.testing import InMemoryRuntime
 from plugin_pkgs import model_store
 from storage.engine import Database

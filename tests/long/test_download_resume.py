@@ -20,7 +20,7 @@ from nekro_agent import runtime
 from nekro_agent.downloads.download import Download, fetch
 from nekro_agent.downloads.part import Spans, remove_stale
 from nekro_agent.errors import DownloadError, DownloadRefusedError, InvalidValueError
-from nekro_agent.policies import DownloadPolicy
+from nekro_agent.runtime import DownloadPolicy
 from nekro_agent.testing import InMemoryRuntime
 
 CONTENT = hashlib.shake_256(b"a model").digest((3 << 20) + 12_345)

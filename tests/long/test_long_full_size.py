@@ -17,7 +17,7 @@ from worker_fleet import plugin_of
 from nekro.app import use_cases
 from nekro_agent import runtime
 from nekro_agent.downloads.download import fetch
-from nekro_agent.policies import DownloadPolicy
+from nekro_agent.runtime import DownloadPolicy
 from nekro_agent.testing import InMemoryRuntime
 
 pytestmark = pytest.mark.slow

@@ -21,8 +21,8 @@ from nekro.plugins.loader import LoadedPlugins, load_plugins
 from nekro.plugins.registry import LoadedRegistry
 from nekro_agent import layout, runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
-from nekro_agent.policies import DownloadPolicy, PackagePolicy
 from nekro_agent.ports import MessageKind
+from nekro_agent.runtime import DownloadPolicy, PackagePolicy
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.testing import InMemoryRuntime
 

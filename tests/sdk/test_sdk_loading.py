@@ -18,7 +18,7 @@ from waiting import WAIT_SECONDS
 
 from nekro.plugins.discovery import SourceKind, discover
 from nekro.plugins.loader import LoadedPlugins, PluginStatus, load_plugins
-from nekro_agent.policies import CoreConfig, ModelConfigGroup, PackagePolicy
+from nekro_agent.runtime import CoreConfig, ModelConfigGroup, PackagePolicy
 
 #: The command that installs a package, with and without pip in this environment.
 _HERE = re.escape(sys.executable)

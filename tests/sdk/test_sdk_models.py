@@ -20,8 +20,8 @@ from nekro_agent.models.db_plugin_data import DBPluginData
 from nekro_agent.models.db_preset import DBPreset
 from nekro_agent.models.db_user import DBUser
 from nekro_agent.plugin import NekroPlugin
-from nekro_agent.policies import CoreConfig, ModelConfigGroup
 from nekro_agent.ports import MessageKind
+from nekro_agent.runtime import CoreConfig, ModelConfigGroup
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import (
     ChatMessage,

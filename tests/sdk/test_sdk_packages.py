@@ -22,7 +22,7 @@ from nekro_agent.methods import SandboxMethodType
 from nekro_agent.packages import layers as package_layers
 from nekro_agent.packages.imports import dynamic_import_pkg
 from nekro_agent.plugin import NekroPlugin
-from nekro_agent.policies import PackagePolicy
+from nekro_agent.runtime import PackagePolicy
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.testing import InMemoryRuntime
 

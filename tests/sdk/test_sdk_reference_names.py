@@ -33,8 +33,8 @@ from nekro_agent.core.tortoise_config import resolve_db_url
 from nekro_agent.errors import DownloadError, InvalidValueError
 from nekro_agent.models.db_chat_message import DBChatMessage
 from nekro_agent.models.db_preset import DBPreset
-from nekro_agent.policies import CoreConfig, ModelConfigGroup
 from nekro_agent.ports import MessageKind
+from nekro_agent.runtime import CoreConfig, ModelConfigGroup
 from nekro_agent.schemas.chat_message import ChatMessageSegmentFile, ChatMessageSegmentImage, ChatType
 from nekro_agent.services.memory.embedding_service import (
     EmbeddingService,

@@ -11,7 +11,7 @@ from loguru import logger
 
 from nekro_agent.errors import InvalidValueError, RuntimeNotBoundError
 from nekro_agent.plugin import NekroPlugin
-from nekro_agent.policies import StorePolicy
+from nekro_agent.runtime import StorePolicy
 from nekro_agent.testing import InMemoryRuntime
 
 keys = st.text(max_size=200)

@@ -16,7 +16,7 @@ from file_server import FileServer
 
 from nekro_agent.api.core import get_qdrant_client, get_qdrant_config
 from nekro_agent.errors import PackageInstallError, SettingsError
-from nekro_agent.policies import CoreConfig
+from nekro_agent.runtime import CoreConfig
 from nekro_agent.testing import InMemoryRuntime
 
 pytestmark = pytest.mark.extended

@@ -22,7 +22,7 @@ from broker_config.settings import RetentionSettings
 from nekro_agent.errors import UploadQuotaError
 from nekro_agent.files.file_system import FileSystem
 from nekro_agent.files.uploads import UploadArea, remove_expired
-from nekro_agent.policies import UploadPolicy
+from nekro_agent.runtime import UploadPolicy
 from nekro_agent.testing import InMemoryRuntime
 from nekro_agent.tools.common_util import copy_to_upload_dir, download_file, download_file_from_bytes
 from workers.ops.sweeps import UploadSweep
@@ -174,7 +174,7 @@ _WRITE_FROM_ANOTHER_PROCESS = """
 import sys, threading
 from pathlib import Path
 from nekro_agent.errors import UploadQuotaError
-from nekro_agent.policies import UploadPolicy
+from nekro_agent.runtime import UploadPolicy
 from nekro_agent.files.uploads import UploadArea
 
 area, me = UploadArea(Path(sys.argv[1]), UploadPolicy(chat_bytes=4 << 20, chat_names=20)), sys.argv[2]

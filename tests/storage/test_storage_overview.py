@@ -7,7 +7,7 @@ from uuid import uuid4
 from waiting import WAIT_SECONDS
 
 from storage.engine import Database
-from storage.listings.overview import OpenWork
+from storage.listings.series import OpenWork
 from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
 

@@ -30,7 +30,7 @@ from nekro_agent.errors import (
     LLMUnavailableError,
     LLMUnreadableError,
 )
-from nekro_agent.policies import group_variable
+from nekro_agent.runtime import group_variable
 from nekro_client.answer_limits import AnswerTooLargeError, EncodedAnswerError
 from nekro_client.sse import EventParser
 

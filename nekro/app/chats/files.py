@@ -24,8 +24,8 @@ from nekro_agent.files import safe_files
 from nekro_agent.files.areas import safe_basename
 from nekro_agent.files.names import HEAD_BYTES, IMAGE_TYPES, content_type
 from nekro_agent.files.uploads import UploadArea
-from nekro_agent.policies import UploadPolicy
 from nekro_agent.ports import ChatInfo
+from nekro_agent.runtime import UploadPolicy
 from nekro_agent.tools.path_convertor import PathLocation, locate
 from storage.files import DataAreas
 

@@ -25,7 +25,7 @@ from nekro.plugins.configuration import core_config
 from nekro.wire.invocation import new_id
 from nekro_agent.durations import FRESH_SECONDS, GRACE_SECONDS, POLL_SECONDS
 from nekro_agent.errors import BudgetExceededError, ConflictError, InvalidValueError, LLMError
-from nekro_agent.policies import ModelConfigGroup
+from nekro_agent.runtime import ModelConfigGroup
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.services.agent.openai import OpenAIResponse, gen_openai_chat_response
 from storage.engine import Database

@@ -41,8 +41,7 @@ from nekro_client.models import (
     Work,
     Worker,
 )
-from storage.listings.overview import OpenWork
-from storage.listings.series import SeriesRange
+from storage.listings.series import OpenWork, SeriesRange
 from storage.states import BudgetScope
 
 __all__ = [

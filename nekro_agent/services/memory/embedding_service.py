@@ -11,7 +11,7 @@ from typing import Final
 from nekro_agent.core.config import config
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError, LLMError
-from nekro_agent.policies import ModelConfigGroup, group_variable
+from nekro_agent.runtime import ModelConfigGroup, group_variable
 from nekro_agent.services.agent.openai import gen_openai_embeddings
 
 __all__ = [
