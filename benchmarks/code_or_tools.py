@@ -1,6 +1,6 @@
 """Compare one program with classic tool calling: ``python -m benchmarks.code_or_tools``.
 
-The same task, a row of calls of plugin methods of which each needs the result before, is done twice on the
+The same task, a row of calls of plugin methods that each need the result before, is done twice on the
 same workers (Redis, SQLite, `methods` and `rounds`): as a turn whose answer is one program, and as a loop of
 requests with the methods as tools, one tool call per answer. The model is scripted and takes
 `--model-seconds` for each request. Both get the same methods; the system prompt of the tools is two

@@ -73,7 +73,7 @@ class NekroApp(Celery):  # type: ignore[misc]
         return super().connection_for_write(url, **options)
 
     def close(self) -> None:
-        """Also close the connections that it opened, some of which kombu keeps until the process ends.
+        """Also close the connections that it opened; kombu keeps some until the process ends.
 
         Another app of the process with the same RabbitMQ shares them, and connects again.
         """

@@ -6,7 +6,7 @@
     list of JSON ``{"reason", "bytes", "message"}``, does not expire: refused messages, newest first;
     ``message`` is the text as received, truncated to ``MAX_REFUSED_BYTES`` characters.
 ``<prefix>epochs``
-    hash, does not expire: the server run to which the data belongs, and the number of published
+    hash, does not expire: the server run that the data belongs to, and the number of published
     messages. It shows which messages Redis has lost; see ``nekro.broker.redis.losses``.
 ``<prefix>revoked``
     sorted set (task id → expiry), expires a day after the last revocation, on the results' Redis.
@@ -73,7 +73,7 @@ class Keys:
     prefix: str
 
     def reply(self, caller_id: str) -> str:
-        """Channel on the results' Redis to which one caller subscribes."""
+        """Channel on the results' Redis that one caller subscribes to."""
         return f"{self.prefix}reply:{caller_id}"
 
     def result(self, task_id: str) -> str:

@@ -74,7 +74,7 @@ class RetentionLimits(SettingGroup):
 class BudgetWarnings(SettingGroup):
     """Of ``BudgetSettings``."""
 
-    #: Share of a budget at which its chat is warned, once per period; 1 means no warning.
+    #: A chat is warned, once per period, when it has used this share of a budget; 1 means no warning.
     warn_at: float = 0.8
 
 
@@ -85,7 +85,7 @@ class McpLimits(SettingGroup):
     message_bytes: int = 8 << 20
     #: How often the tools of servers with a URL are listed again.
     refresh_seconds: float = 300
-    #: Idle time after which a worker ends its session with a server with a URL.
+    #: A worker ends its session with a server with a URL when it was idle for this time.
     idle_seconds: float = 300
 
 
@@ -129,7 +129,7 @@ class SandboxLimits(SettingGroup):
     max_calls_in_flight: int = 8
     #: How long a prepared sandbox waits for its run; 0 prepares none.
     warm_seconds: float = 60
-    #: Idle time after which ``/app/shared`` is emptied; 0 keeps it.
+    #: ``/app/shared`` is emptied when it was idle for this time; 0 keeps it.
     shared_idle_seconds: float = 1800
     #: Most bytes of the kept variables of one turn.
     keep_variables_bytes: int = 256 << 10

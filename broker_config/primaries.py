@@ -105,7 +105,7 @@ class Primary:
         self.term = 0
         self._lock = threading.Lock()
         self._runs: set[str] = set()
-        #: The newest term in which a server was met.
+        #: A server was last met in this term.
         self._met_term = -1
         self._callbacks: list[weakref.WeakMethod[Callable[[], None]]] = []
 
@@ -139,7 +139,7 @@ class Primary:
 
         Args:
             info: what the server says about itself (``INFO``); empty if it may not be asked.
-            term: the term in which the connection was begun.
+            term: the term when the connection was begun.
 
         Raises:
             NotPrimaryError: it is a replica.

@@ -75,7 +75,7 @@ class RedisEndpoint:
 
     @property
     def sentinel_options(self) -> dict[str, Any]:
-        """Transport options with which Flower and kombu's own transport find the primary; empty if unused."""
+        """Transport options that tell Flower and kombu's own transport the primary; empty if unused."""
         if not self._has_sentinels:
             return {}
         return {"master_name": self._broker.sentinel_master, "sentinel_kwargs": self._sentinel_parameters}
@@ -272,7 +272,7 @@ class _LoopSocketConnection(_LoopConnection, of_loop.UnixDomainSocketConnection)
 def server_version(info: Mapping[str, Any]) -> str:
     """Return name and version of the server that answered INFO: "Redis 7.0.15", "Valkey 9.1.2".
 
-    Valkey's ``redis_version`` is that of the Redis with which it is compatible.
+    Valkey's ``redis_version`` names a Redis that it is compatible with.
     """
     if info.get("server_name") == "valkey":
         return f"Valkey {info['valkey_version']}"

@@ -1,4 +1,4 @@
-"""Forms in which settings are given: files, budgets, and names of earlier releases.
+"""Forms of settings: files, budgets, and names of earlier releases.
 
 ``NEKRO_DATABASE__URL_FILE=/run/secrets/url`` reads a setting from a file: container engines provide secrets
 as files, which unlike variables do not appear in process listings or in ``docker inspect``. A budget, which

@@ -256,9 +256,9 @@ class ApprovalSettings(SettingGroup):
 
     require: CommaList = Field(
         (),
-        description="Patterns of methods (`author.module.*`, as of `fnmatch`) whose calls a person must "
-        "approve, besides those whose plugins say so. All hosts need the same: a worker refuses a call that "
-        "requires approval by its own settings and has none.",
+        description="Patterns of methods (`author.module.*`, in the form of `fnmatch`) whose calls a person "
+        "must approve, besides those whose plugins say so. All hosts need the same: a worker refuses a call "
+        "that requires approval by its own settings and has none.",
     )
     exempt: CommaList = Field(
         (),
@@ -622,7 +622,7 @@ class WorkerSettings(WorkerLimits):
     )
     http_advertise: str | None = Field(
         None,
-        description="Name or address by which gateways reach this host; unset means `http_address`, or the "
+        description="Name or address that gateways reach this host at; unset means `http_address`, or the "
         "address of the host's name if that is `0.0.0.0` or `::`.",
     )
 

@@ -44,7 +44,7 @@ __all__ = [
 AGENT_EVENTS: Final = Exchange("agent.events", type="topic", durable=True)
 ROUND_REQUESTED: Final = "round.requested"
 #: Event: rows were added to a chat's events. Its body is ``{"chat_key", "number", "types"}``: the number of
-#: the newest one, and the types of all; without types, as of earlier releases, any type.
+#: the newest one, and the types of all; without types, as earlier releases send it, any type.
 EVENTS_ADDED: Final = "events.added"
 #: Event: something that is not kept, such as a piece of output. Its body is the event.
 LIVE_EVENT: Final = "events.live"

@@ -102,11 +102,11 @@ class BuiltInMethod:
     #: As in ``MethodBrief``.
     signature: str
     doc: str
-    #: In the code of a round. Outside of rounds the code gets the text as the value, as of a TOOL.
+    #: In the code of a round. Outside of rounds the code gets the text as the value, as from a TOOL.
     type: SandboxMethodType
 
 
-#: The key under which the methods below run; no plugin may have it.
+#: Plugin key of the methods below; no plugin may have it.
 BUILT_IN_PLUGIN: Final = "nekro.catalogue"
 #: By name; a plugin's method of such a name has no bare name in the code.
 BUILT_IN_METHODS: Final = {

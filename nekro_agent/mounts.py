@@ -1,4 +1,4 @@
-"""The decorators with which a plugin registers sandbox methods, commands, background jobs and hooks."""
+"""Decorators that register a plugin's sandbox methods, commands, background jobs and hooks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def long_running(func: F) -> F:
 
 
 def repeatable(func: F) -> F:
-    """Mark a sandbox method for which a second run is harmless, for example a download.
+    """Mark a sandbox method that may run twice without harm, for example a download.
 
     When a worker dies during a call of it, another worker runs it again. Without the mark the outcome
     is reported as unknown to the caller or the chat; TOOL methods need no mark.

@@ -5,8 +5,8 @@ in this project. Their other methods should work nevertheless, so such an import
 :class:`Placeholder`. Using it raises ``PlaceholderUsedError``; importing it is recorded, and
 ``nekro plugins`` lists the plugin as degraded.
 
-The same applies to ``tortoise``, by which the reference reads its database, unless it is installed, and to
-``nonebot``, whose handlers many plugins register during their import. During the import, calling a
+The same applies to ``tortoise`` (the reference reads its database with it) unless it is installed, and to
+``nonebot``, because many plugins register its handlers during their import. During the import, calling a
 placeholder returns another one, and as a decorator it returns the function unchanged, which is recorded
 too; after that every use raises.
 
@@ -224,7 +224,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Mark the block in which a plugin is imported."""
+    """Mark the block that imports a plugin."""
     token = _loading.set(True)
     try:
         yield

@@ -91,7 +91,7 @@ class MessageKind(StrEnum):
 class OutgoingMessage:
     """A message that a plugin sends into a chat.
 
-    ``file_path`` is a sandbox path (``/app/uploads/…``) to which the SDK has copied the file;
+    ``file_path`` is a sandbox path (``/app/uploads/…``); the SDK has copied the file there;
     ``file_kind`` is then ``"image"`` or ``"file"``.
     """
 
@@ -441,7 +441,7 @@ class JobRequest:
     """A background job to start."""
 
     plugin_key: str
-    #: Name under which the plugin mounted the function; unique within the plugin.
+    #: Name that the plugin gave the function when it mounted it; unique within the plugin.
     task_type: str
     #: The plugin's own name for it; at most one open job per plugin, type and name.
     task_id: str

@@ -70,7 +70,7 @@ class DownloadPolicy:
     allow_private: tuple[str, ...] = ()
     #: Connections to one server for one large file.
     connections: int = 4
-    #: Size from which a file is large.
+    #: A file of this size or more is large.
     parallel_min_bytes: int = 64 << 20
     #: Consecutive attempts without new data before a download fails.
     tries: int = 5
@@ -123,7 +123,7 @@ class ModelConfigGroup:
 
 
 def group_name(name: str) -> str:
-    """Return the form of a model group's name in which names are compared: lower case, ``-`` for ``_``."""
+    """Return a model group's name as names are compared: lower case, ``-`` for ``_``."""
     return name.strip().lower().replace("_", "-")
 
 
@@ -178,7 +178,7 @@ class CoreConfig:
     AI_CHAT_PRESET_SETTING: str = ""
     SUPER_USERS: tuple[str, ...] = ()
 
-    #: Seconds for which messages may be in prompts.
+    #: Messages older than this are not in prompts, in seconds.
     AI_CHAT_CONTEXT_EXPIRE_SECONDS: int = 3650 * 86_400
     #: Messages in a prompt.
     AI_CHAT_CONTEXT_MAX_LENGTH: int = 32

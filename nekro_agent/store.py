@@ -14,7 +14,7 @@ __all__ = ["MAX_KEY_CHARS", "PluginStore"]
 _log = get_sub_logger("store")
 #: Longest chat key, user key or store key, in characters; each becomes part of a digest and a log line.
 MAX_KEY_CHARS: Final = 1024
-#: Size from which a value is logged as too large for a key-value store.
+#: A value of this size or more is logged as too large for a key-value store.
 _LARGE_BYTES: Final = 1 << 20
 
 

@@ -217,7 +217,7 @@ class FileInfo(Answer):
 
     id: str
     name: str
-    #: Path by which sandboxed code and plugins read it: ``/app/uploads/…``.
+    #: Sandboxed code and plugins read it at this path: ``/app/uploads/…``.
     path: str
     media_type: str
     size_bytes: int
@@ -409,7 +409,7 @@ class Call(Answer):
     error: TurnError | None = None
     #: The round that its result started.
     follow_up: str | None = None
-    #: The request for approval for which it waits.
+    #: The request for approval that it waits for.
     approval_id: str | None = None
 
 

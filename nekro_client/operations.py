@@ -125,7 +125,7 @@ _FIRST_DELAY_SECONDS: Final = 0.1
 _LONGEST_DELAY_SECONDS: Final = 5.0
 #: Statuses of proxies whose gateway is restarting.
 _PROXY_STATUSES: Final = frozenset({502, 503, 504})
-#: Problems that pass by themselves and after which nothing has happened, or happens only once by its key.
+#: Problems that pass by themselves. The request had no effect, or its key makes it happen only once.
 _PASSING_CODES: Final = frozenset({"idempotent_request_running"})
 
 

@@ -1,4 +1,4 @@
-"""Parser of server-sent events, and of the words that come in pieces by them.
+"""Parser of server-sent events, and of words that such events carry in pieces.
 
 Source of the parser: the section "Server-sent events" of the HTML standard (WHATWG).
 """

@@ -1,4 +1,4 @@
-"""Positions in streams of events and of changes over any number of connections, and waits by them."""
+"""Positions in streams of events and changes over any number of connections, and waits on such streams."""
 
 from __future__ import annotations
 

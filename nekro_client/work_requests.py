@@ -65,8 +65,8 @@ class TurnRequests:
 
         Args:
             since, until: only turns that were requested then or later, and before.
-            model: only turns in which this model answered.
-            plugin: only turns in which methods of this plugin were called.
+            model: only turns that this model answered in.
+            plugin: only turns that called methods of this plugin.
             min_cost: only ended turns whose rounds cost at least that.
         """
         wanted = {"state": state, "model": model, "plugin": plugin, "min_cost": min_cost}

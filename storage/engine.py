@@ -122,7 +122,7 @@ class Database:
 
     @asynccontextmanager
     async def autocommit(self) -> AsyncIterator[Transaction]:
-        """Open a connection on which each statement is committed separately.
+        """Open a connection that commits each statement separately.
 
         For writes of one statement: it saves the round trips of BEGIN and COMMIT.
         """

@@ -449,7 +449,7 @@ ROUND_PROMPTS: Final = Table(
     Column("sent_at", UtcDateTime(), nullable=False, index=True),
 )
 
-#: A word by which turns are found: a model that answered, or a plugin that was called.
+#: A search term of turns: a model that answered, or a plugin that was called.
 TURN_TERMS: Final = Table(
     "turn_terms",
     metadata,
@@ -654,7 +654,7 @@ ADAPTER_CLIENTS: Final = Table(
     *_leases(),
 )
 
-#: A channel of which a client receives what the agent sends.
+#: A subscription of a client: it receives what the agent sends to the channel.
 ADAPTER_SUBSCRIPTIONS: Final = Table(
     "adapter_subscriptions",
     metadata,
@@ -711,7 +711,7 @@ WEBHOOKS: Final = Table(
     Column("updated_at", UtcDateTime(), nullable=False),
 )
 
-#: Up to which event of a chat a webhook has its deliveries.
+#: The newest event of a chat that a webhook has a delivery for.
 WEBHOOK_CURSORS: Final = Table(
     "webhook_cursors",
     metadata,
@@ -887,11 +887,11 @@ SPENDINGS: Final = Table(
     Column("id", KeyText(), primary_key=True),
     # 0, and one more for each further model that was asked for the same answer.
     Column("part", Integer(), primary_key=True, autoincrement=False),
-    # Date (UTC) to which it is charged.
+    # The cost counts for this date (UTC).
     Column("day", KeyText(), nullable=False, index=True),
     # Names of chat, user, key and so on are not references: what was spent stays when they go.
     Column("chat_key", FaithfulText()),
-    # ``adapter:user``, as of ``storage.accounts.spendings.user_scope``.
+    # ``adapter:user``; see ``storage.accounts.spendings.user_scope``.
     Column("user_id", FaithfulText()),
     Column("key_id", FaithfulText()),
     Column("turn_id", KeyText()),

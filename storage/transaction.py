@@ -166,7 +166,7 @@ class Transaction:
     def __init__(self, connection: Connection, *, key_bytes: int = 0) -> None:
         """
         Args:
-            key_bytes: as of ``StoredByteRepository``.
+            key_bytes: see ``StoredByteRepository``.
         """
         self.connection = connection
         self._key_bytes = key_bytes

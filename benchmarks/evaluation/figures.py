@@ -89,7 +89,7 @@ class Summary:
 
 
 def by_cause(failures: Iterable[Failure]) -> tuple[Failure, ...]:
-    """Return failures with the causes first, of which a summary counts the first one."""
+    """Return failures with the causes first; a summary counts the first one."""
     return tuple(sorted(failures, key=lambda failure: list(FailureKind).index(failure.kind)))
 
 

@@ -105,7 +105,7 @@ class Conversation:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A running contender, of which one call was answered."""
+    """A running contender that has answered one call."""
 
     talk: Conversation
     client: Child

@@ -1,7 +1,7 @@
 """Render the chat's messages for a prompt, and summarise the older ones.
 
-Messages have names by which code can open their files. A summary is the answer of a model to a request that
-names the messages."""
+The text of a message names its files, so that code can open them. A summary is the answer of a model to a
+request that names the messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _MARKS: Final = frozenset("<>[]\"'\\\uff1c\ufe64")
 
 
 def file_path(path: str) -> str:
-    """Return a path in the form in which code opens it.
+    """Return a path as code opens it.
 
     A path with characters that could end a mark or forge a tag is written as a Python literal.
 

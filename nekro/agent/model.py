@@ -223,7 +223,7 @@ class TurnRound:
 class MethodBrief:
     """One method of the catalogue in the prompt.
 
-    ``name`` is the name by which code calls it; ``signature`` is the plugin's own without the
+    Code calls it by ``name``; ``signature`` is the plugin's own without the
     context parameter, for example ``(city: str, days: int = 3) -> str``; ``doc`` is the
     plugin's docstring, unchanged.
     """
@@ -250,7 +250,7 @@ class PluginBrief:
     always_awake: bool = True
     #: What is shown instead of the methods of a plugin that is asleep; None while it is awake.
     asleep: str | None = None
-    #: The turns, with this one, in which a plugin that may sleep stays awake; None: no limit.
+    #: A plugin that may sleep stays awake for this many turns, this one included; None: no limit.
     turns_left: int | None = None
 
 

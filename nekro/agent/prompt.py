@@ -173,7 +173,7 @@ class PromptRequest:
     summary: HistorySummary | None = None
     #: None: variables are not kept, or no program of the turn has run.
     variables: KeptNames | None = None
-    #: None: that of a model of which nothing is known.
+    #: None: the room of an unknown model.
     room: PromptRoom | None = None
 
 

@@ -247,7 +247,7 @@ def _exact(encoding: str) -> TokenCounter:
     return TokenCounter(encoding, lambda text: len(encode(text)), is_exact=True)
 
 
-#: Longest side in pixels at which models read an image of detail ``low``.
+#: Models scale an image of detail ``low`` to this longest side, in pixels.
 LOW_SIDE: Final = 512
 
 _BASE: Final = 85

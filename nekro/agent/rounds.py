@@ -128,7 +128,7 @@ class RoundInput:
     persona: str | None = None
     #: As ``LLMRequest.group``.
     model_group: str | None = None
-    #: Whether a model of the chat sees images, and at which detail.
+    #: Whether a model of the chat sees images, and their detail.
     vision: Vision = field(default_factory=Vision)
     #: Returns ``PromptRequest.recent``; awaited only if the list of methods is too long. None: no method.
     recent: Callable[[], Awaitable[Sequence[str]]] | None = None
@@ -202,7 +202,7 @@ class RoundRunner:
         self.pictures = PromptPictures(agent_settings)
         self.contexts = contexts or ModelContexts(agent_settings)
         self.redact = redact
-        #: Model groups of which an answer began with reasoning that only its end marks.
+        #: Model groups that once answered with reasoning that has a closing tag but no opening one.
         self.unopened: set[str | None] = set()
 
     def is_last(self, number: int) -> bool:

@@ -164,7 +164,7 @@ def cut_text(text: str, limit: int, counter: TokenCounter, *, handle: str | None
 
     Args:
         limit: tokens; less than ``LEAST_TOKENS`` counts as that.
-        handle: by which `read_rest` finds the text; None: the gap names none.
+        handle: `read_rest` finds the text by it; None: the gap names none.
     """
     limit = max(limit, LEAST_TOKENS)
     window = limit * _CHARS_PER_TOKEN

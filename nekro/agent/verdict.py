@@ -55,7 +55,7 @@ _GO_ON: Final = "Send another message to continue."
 #: Names of tools that a text repeats, at most.
 _MOST_TOOLS: Final = 3
 
-#: Exit code with which a program requests to see its output.
+#: A program that ends with this exit code requests to see its output.
 _LOOK_EXIT_CODE: Final = 9
 
 _LIMITS: Final = {
@@ -300,7 +300,7 @@ def time_used_up(seconds: float) -> Verdict:
 
 
 def budget_used_up(why: str) -> Verdict:
-    """Decide on a turn for which a budget is used up; the model is not asked."""
+    """Decide on a turn whose budget is used up; the model is not asked."""
     return Verdict(
         stop_type=None, reason="", wants_more=False, notice=f"I stopped here: {why}.", code=_BUDGET
     )

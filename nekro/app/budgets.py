@@ -127,7 +127,7 @@ class Budget:
 
 
 def day_of(moment: datetime) -> str:
-    """Return the day (UTC) of a time, to which spending is charged."""
+    """Return the day (UTC) of a time; spending counts for that day."""
     return moment.astimezone(UTC).date().isoformat()
 
 

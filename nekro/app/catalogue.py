@@ -72,7 +72,7 @@ class FleetCatalogue:
     versions: Mapping[str, tuple[ServedVersion, ...]]
 
     def differences(self) -> list[str]:
-        """Return a line for each plugin of which workers run different files, or fail to load the same."""
+        """Return a line for each plugin that differs between workers, or that some of them failed to load."""
         lines = []
         for key, versions in self.versions.items():
             if len(versions) > 1:

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-#: Names by which this machine reaches itself.
+#: Names of this machine for itself.
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 #: ``name``, ``name:port``, ``[address]`` or ``[address]:port``.
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]]+))(?::[0-9]{1,5})?")

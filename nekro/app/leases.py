@@ -105,7 +105,7 @@ SWEEP: Final = _named_kind(name="sweep", is_lost_with_time=False)
 WORKER: Final = LeaseKind(name="worker", table=WORKER_LEASES, is_lost_with_time=False)
 
 
-#: Renewals per lease duration, and checks of which leases are due.
+#: How often, per lease duration, leases are checked and those that are due renewed.
 _RENEWALS: Final = 3
 
 _CHECKS: Final = 12

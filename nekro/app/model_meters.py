@@ -156,7 +156,7 @@ class RoundMeter:
         Args:
             group: the model group that is asked first, whose prices the estimate uses.
             key: None: no key pays.
-            waking_method: as of ``RoundBudgets.meter``.
+            waking_method: see ``RoundBudgets.meter``.
         """
         self._spending = spending
         self._claimed = claimed

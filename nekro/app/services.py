@@ -310,7 +310,7 @@ class Services:
 
     @shared_property
     def signing_key(self) -> str:
-        """The key from which signatures and ids are derived."""
+        """The key that signatures and ids derive from."""
         return resolve_signing_key(self.settings).get_secret_value()
 
     @shared_property

@@ -51,7 +51,7 @@ class Spending:
         self._limits = limits_of_settings(settings)
 
     async def paying_key(self, *account_ids: str | None) -> PayingKey | None:
-        """Return the key that pays for the first of these accounts for which one pays; None: no key does."""
+        """Return the key of the first of these accounts that has one; None: no key pays."""
         known = [account_id for account_id in account_ids if account_id is not None]
         if not known:
             return None
@@ -70,7 +70,7 @@ class Spending:
 
         Args:
             entry: with what the work is expected to use, without a key.
-            key: as of ``paying_key``.
+            key: see ``paying_key``.
             waking_call: the call whose plugin the entry names; None leaves the entry's.
             plugin_tokens: most tokens per day of the entry's plugin, which the estimate must not exceed
                 either; None does not limit them.

@@ -123,7 +123,7 @@ async def run_command(
 
     Args:
         timeout_seconds: None means the limit of calls.
-        call_id: as of ``CommandSender.run``.
+        call_id: see ``CommandSender.run``.
 
     Raises:
         InvalidValueError: the line is an answer, but no question is open.

@@ -62,7 +62,7 @@ def failure_from_record(record: Mapping[str, Any]) -> NekroError:
 
 
 def name_of(error: BaseException) -> str:
-    """Return the name by which ``error_named`` makes an error like this one.
+    """Return the name of an error; ``error_named`` makes one like it from the name.
 
     A class of a plugin that is called like one of our tree has its module before its name.
     """

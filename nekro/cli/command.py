@@ -83,7 +83,7 @@ def arg(*flags: str, **options: Any) -> Any:
 
     Args:
         flags: names of an option; without, the argument is positional and has the field's name.
-        options: as of ``ArgumentParser.add_argument``.
+        options: see ``ArgumentParser.add_argument``.
     """
     return field(metadata={"flags": flags, "options": options})
 

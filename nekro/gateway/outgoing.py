@@ -57,7 +57,7 @@ class OutgoingHttp:
         await self._pool.aclose()
 
     async def post(self, url: str, *, headers: dict[str, str], content: bytes, seconds: float) -> int:
-        """Return the status of the answer, of which nothing else is used.
+        """Return the status of the answer; nothing else of it is used.
 
         Raises:
             RequestFailedError: as its name says.

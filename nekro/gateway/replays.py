@@ -42,7 +42,7 @@ async def replay_turn(
     Args:
         first: the turn's first round.
         chat_key: the new chat.
-        once: names the message, as of ``post_message``.
+        once: names the message; see ``post_message``.
         is_again: whether an earlier execution of the same request may have made the chat.
 
     Raises:

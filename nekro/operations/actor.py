@@ -73,7 +73,7 @@ class Identity:
     #: Id of the key's row; None: the local key, or a process of this machine's user (`nekro mcp serve`).
     key_id: str | None
     scopes: frozenset[Scope]
-    #: Pattern of the chat keys, as of ``fnmatch``.
+    #: Pattern of the chat keys, in the form of ``fnmatch``.
     chats: str = "*"
     #: The person in whose name messages and calls are made; None: each request says it.
     user_id: str | None = None

@@ -55,7 +55,7 @@ class Parameter:
 class MethodEntry:
     """One method as the catalogue lists it."""
 
-    #: The Python function's name, by which sandboxed code calls it.
+    #: The Python function's name; sandboxed code calls it.
     name: str
     #: ``author.module.function``: Celery task name and unambiguous name.
     task: str

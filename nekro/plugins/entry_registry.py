@@ -34,7 +34,7 @@ __all__ = [
     "refuse_unfit_text",
 ]
 
-#: Longest part of an unknown name for which similar ones are looked for.
+#: Longest part of an unknown name that is compared with known names.
 _MOST_COMPARED_CHARS: Final = 200
 #: Selects methods of a plugin for a chat.
 Collect: TypeAlias = "Callable[[PluginEntry, list[MethodEntry], AgentCtx], Awaitable[list[MethodEntry]]]"

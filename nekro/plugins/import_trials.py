@@ -112,7 +112,7 @@ class Trials:
         return waiting[tried:]
 
     def _keep(self, trial: int, told: socket.socket, waiting: list[Step]) -> Step:
-        """Wait for a trial; returns the plugin at which it failed. Ends this process if it succeeds."""
+        """Wait for a trial; returns the plugin that made it fail. Ends this process if it succeeds."""
         step: Step | None = None
         obstacles: list[str] = []
         limit = 0.0

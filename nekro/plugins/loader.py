@@ -69,7 +69,7 @@ class PluginRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedPlugins:
-    """What the process has already imported from which this worker is forked; see ``workers.template``."""
+    """What the template has already imported when it forks this worker; see ``workers.template``."""
 
     steps: tuple[Step, ...]
     #: By text of the step; the others are imported by the worker itself.

@@ -89,7 +89,7 @@ class Limit(StrEnum):
     OPEN_FILES = "open_files"
     #: Bytes printed.
     OUTPUT = "output"
-    #: Seconds for which the sandbox did not read an answer.
+    #: Seconds in which the sandbox did not read an answer.
     UNREAD = "unread"
     #: Refused calls: too many, of unknown methods, with too large arguments.
     CALLS = "calls"

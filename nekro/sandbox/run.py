@@ -47,7 +47,7 @@ _ERROR_CHARS: Final = 4000
 #: A run that writes this many times what is kept is a flood.
 _KILL_FACTOR: Final = 16
 _STOPPED_BY_CALL: Final = (StopType.AGENT, StopType.MULTIMODAL_AGENT, StopType.APPROVAL)
-#: Signals by which the kernel enforces a resource limit, as exit codes.
+#: Exit codes of the signals that the kernel sends to enforce a resource limit.
 _LIMIT_SIGNALS: Final = {128 + 24: Limit.CPU, 128 + 25: Limit.FILE_SIZE}
 _HINTS: Final = {limit.value: limit for limit in Limit if limit is not Limit.WALL}
 
@@ -289,7 +289,7 @@ def judge(
 
     Args:
         status: None where a method's result ended the run and the exit was not awaited.
-        limit: the limit for which the host killed the sandbox.
+        limit: the host killed the sandbox because this limit was exceeded.
         words: the host's text about that limit.
     """
     report = outcome.exit

@@ -1,9 +1,9 @@
 """What a sandbox sends to the host: frames on the socket to its bridge, and the output of the code.
 
 A frame is ``u32 length | u8 type | u32 call id | payload``; the length counts the bytes after it. Each type
-has one direction and a largest payload, and the bridge knows which types are legal in which state: any other
-frame ends the run with SECURITY. ``nekro.sandbox.guest.channel`` implements the same format inside, without
-importing this module.
+has one direction and a largest payload, and the bridge knows the types that are legal in each state: any
+other frame ends the run with SECURITY. ``nekro.sandbox.guest.channel`` implements the same format inside,
+without importing this module.
 
 Output is hostile text. It is never searched for markers; before it is shown or stored, terminal sequences and
 control characters are removed and invalid UTF-8 is replaced.

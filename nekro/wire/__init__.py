@@ -35,6 +35,6 @@ loads; ``reason`` names the class for people. The host refuses it.
     parser.py        reads it within a budget; budget.py and constructors.py hold limits and types
     short_texts.py   reads most short texts with C code, with the same result as the parser
     values.py        arguments and results
-    returned_*.py    which values may be returned by a worker, and in which form
+    returned_*.py    the values that a worker may return, and their form
     decode_pool.py   reads large arguments on a thread, round-robin between chats
 """

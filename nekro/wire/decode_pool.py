@@ -29,7 +29,7 @@ INLINE_CHARS: Final = 64 << 10
 #: Minimum pause between slices of about 0.3 ms: long enough for a waiting thread to take the
 #: interpreter's lock.
 _PAUSE_SECONDS: Final = 0.0002
-#: Slices after which the garbage collector may run although no text is complete.
+#: The garbage collector may run after this many slices although no text is complete.
 _UNCOLLECTED_SLICES: Final = 1000
 
 

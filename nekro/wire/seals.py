@@ -3,7 +3,7 @@
 ``Seal`` has a key of its own per purpose, derived from the signing key: a value signed for one purpose does
 not verify for another.
 
-``HttpSigner`` signs the requests by which a gateway reaches the HTTP servers of plugins on workers. The
+``HttpSigner`` signs the requests that a gateway sends to the HTTP servers of plugins on workers. The
 signature says that the request comes from a process with the signing key. It covers the method, the path
 with its query, and the plugin; a random number makes each usable once. The answer carries a proof of the
 same key, so a gateway does not take the answer of another program that listens on the port of a worker that

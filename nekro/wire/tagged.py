@@ -227,7 +227,7 @@ def is_ordered(kind: type) -> bool:
 
 
 def is_own(kind: type) -> bool:
-    """Whether a class is the one of its module, not another one of that name."""
+    """Whether a class is what its module has under its name."""
     module = sys.modules.get(kind.__module__)
     return getattr(module, kind.__qualname__, None) is kind
 

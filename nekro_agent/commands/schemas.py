@@ -91,7 +91,7 @@ class CommandResponse(BaseModel):
 
 
 class CommandExecutionContext(BaseModel):
-    """The user and chat for which a command runs."""
+    """The user and chat that a command runs for."""
 
     user_id: str = ""
     chat_key: str = ""

@@ -146,7 +146,7 @@ def end_fields(token: Token[Mapping[str, str]]) -> None:
     """Undo ``begin_fields``.
 
     Raises:
-        ValueError: this is not the context in which ``begin_fields`` was called.
+        ValueError: ``begin_fields`` was called in another context.
     """
     _fields_here.reset(token)
 

@@ -379,7 +379,7 @@ class PartFile:
         """
         end = self._hashed - _CACHED_BYTES
         if end > 0:
-            # Repeat for ranges dropped before, some of which may not have been on disk yet.
+            # Repeat for ranges dropped before: some may not have been on disk yet.
             self._let_go(max(0, end - 4 * _CACHED_BYTES), end)
 
     def _let_go(self, start: int, end: int) -> None:

@@ -82,7 +82,7 @@ class _Context:
         self._importlib = _Importlib(self)
 
     def resolve(self, top: str) -> str | None:
-        """Return the full name under which a top-level name is loaded; None: under that name."""
+        """Return the full name that loads a top-level name; None: that name itself."""
         return f"{_INSTALLED}.{top}" if top in _HIDDEN else None
 
     def import_module(self, name: str, package: str | None = None) -> ModuleType:
@@ -324,7 +324,7 @@ def add_installed(*, folder: Path | None = None, name: str | None = None) -> Non
 
 
 def installed_name(name: str) -> str:
-    """Return the name under which an installed module is imported: another one if ours has its name."""
+    """Return the name that imports an installed module: another one if ours has its name."""
     install()
     top, dot, rest = name.partition(".")
     return f"{_packages().resolve(top) or top}{dot}{rest}"

@@ -270,7 +270,7 @@ class ChatMessage(BaseModel):
     @field_validator("content_data")
     @classmethod
     def _as_segments(cls, value: list[Any]) -> list[Any]:
-        """Build segments from their JSON form, in which messages cross to other processes."""
+        """Build segments from their JSON form, which messages have between processes."""
         return [segment_from_dict(item) if isinstance(item, dict) else item for item in value]
 
     @classmethod

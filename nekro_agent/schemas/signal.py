@@ -1,4 +1,4 @@
-"""The signals with which message hooks decide what happens to a message."""
+"""Signals that message hooks return to decide what happens to a message."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _EVERYONE_TEXT: Final = "@全体成员"
 
 
 def normalize_malformed_at_markup(text: str) -> str:
-    """Return a text in which mentions that a model wrote in another form have the form ``[@id:123@]``.
+    """Return a text whose mentions have the form ``[@id:123@]``, whatever form the model wrote.
 
     Code, web addresses and mail addresses are kept.
     """

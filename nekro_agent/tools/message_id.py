@@ -1,4 +1,4 @@
-"""Ids of messages in the forms in which models write them."""
+"""Ids of messages in the forms that models write."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Approval(NewApproval):
 
     @property
     def running_arguments(self) -> str:
-        """Tagged text of the arguments with which the call runs."""
+        """Arguments of the call when it runs, as tagged text."""
         return self.arguments if self.edited_arguments is None else self.edited_arguments
 
 

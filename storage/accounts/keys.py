@@ -1,4 +1,4 @@
-"""Keys of the HTTP API, the accounts for which they pay, and the record of administrative acts.
+"""Keys of the HTTP API, the accounts that they pay for, and the record of administrative acts.
 
 An account is the id of a turn, run, call, timer or job that a key caused, which a row records, or names a key
 itself (``account_of_key``)."""

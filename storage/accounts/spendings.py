@@ -43,7 +43,7 @@ _USER_CHARS: Final = 200
 
 
 def user_scope(adapter_key: str | None, user_id: str | None) -> str | None:
-    """Return the name under which a person's spending is counted; None for no person."""
+    """Return the scope that counts a person's spending; None for no person."""
     if not user_id:
         return None
     name = f"{adapter_key}:{user_id}" if adapter_key else user_id
@@ -130,7 +130,7 @@ class NewSpending:
 
     @property
     def scopes(self) -> list[ScopeKey]:
-        """The totals to which it belongs."""
+        """The totals that count it."""
         named = {
             BudgetScope.TURN: self.turn_id,
             BudgetScope.CHAT: self.chat_key,
@@ -168,9 +168,9 @@ class Total:
     cost: float
     rounds: int
     sandbox_seconds: float
-    #: Requests of which tokens and cost are an estimate, those that are running included.
+    #: Requests with estimated tokens and cost; running requests are among them.
     estimated_requests: int
-    #: Measures of which a chat was warned, comma-separated.
+    #: Measures that a chat was warned about, comma-separated.
     warned: str
     updated_at: datetime
 
@@ -208,7 +208,7 @@ class SpendingRepository(Repository):
     """Entries and totals."""
 
     async def paying_key(self, account_ids: Sequence[str]) -> PayingKey | None:
-        """Return the key that pays for the first of these accounts for which one pays; None: no key does."""
+        """Return the key of the first of these accounts that has one; None: no key pays."""
         values = {f"turn_{number}": account_id for number, account_id in enumerate(account_ids)}
         rows = await self._rows(_paying_key_statement(len(account_ids)), values)
         found = {row[0]: row[1:] for row in rows}
@@ -302,7 +302,7 @@ class SpendingRepository(Repository):
         return await self._all(Total, select(SPENDING_TOTALS).where(tuple_(*columns).in_(wanted)))
 
     async def warn(self, total: Total, warned: str) -> bool:
-        """Record of which measures a chat was warned; False if another process recorded it meanwhile."""
+        """Record the measures that a chat was warned about; False if another process did so meanwhile."""
         statement = (
             update(SPENDING_TOTALS)
             .where(

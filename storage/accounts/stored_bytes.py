@@ -80,7 +80,7 @@ class StoredByteRepository(Repository):
         """Charge the key that pays for an account, if one does, at the end of the transaction.
 
         Args:
-            account_id: as of ``nekro_agent.execution.current``; None: no key pays.
+            account_id: see ``nekro_agent.execution.current``; None: no key pays.
             size: bytes.
             refuses: whether the transaction fails with ``StorageQuotaError`` beyond the limit. False is for
                 what follows from work that was admitted.

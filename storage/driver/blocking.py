@@ -36,7 +36,7 @@ __all__ = [
 #: Time limit of connecting to a single server, and of a ping.
 ANSWER_SECONDS: Final = 5
 _APPLICATION_NAME: Final = "nekro"
-#: Size to which SQLite's log file is truncated after a checkpoint; otherwise it never shrinks.
+#: SQLite truncates its log file to this size after a checkpoint; otherwise it never shrinks.
 _WAL_LIMIT_BYTES: Final = 32 << 20
 
 
@@ -154,6 +154,6 @@ def _limits(settings: DatabaseSettings) -> dict[str, int]:
 
 
 def has_one_server(url: URL) -> bool:
-    """Whether a URL names one server, not several of which one is the primary."""
+    """Whether a URL names one server, not a primary and its replicas."""
     hosts = url.query.get("host", ())
     return not isinstance(hosts, tuple) and "," not in hosts

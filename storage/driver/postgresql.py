@@ -138,8 +138,8 @@ class PostgresConnection:
 
         The server's limits have no effect when the server hangs or the network drops packets, and the driver
         waits for a response without a limit. Shutting the socket down ends its wait. A pooler in transaction
-        mode is first asked to cancel the statement, for which the server may have no limit: otherwise it
-        would run on, with the locks that it holds or waits for.
+        mode is first asked to cancel the statement. The server may have no limit for it: the statement would
+        run on, with the locks that it holds or waits for.
         """
         loop = asyncio.get_running_loop()
         if self._has_session:

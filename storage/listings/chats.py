@@ -22,7 +22,7 @@ __all__ = ["TRANSIENT", "ChatListing", "ListedChat"]
 #: In the keys of chats that only one request needs.
 TRANSIENT: Final = "private_transient_"
 
-#: Characters of a message of which a title consists at most, with room for what is left out.
+#: A title is made from at most this many characters of a message, some of which it leaves out.
 _BEGINNING_CHARS: Final = 1000
 
 

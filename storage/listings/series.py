@@ -201,7 +201,7 @@ class SeriesRepository(Repository):
         A turn ends with its last round. One that was merged into a round of another turn does not count.
 
         Args:
-            key_id: only turns for which this key pays; None: all.
+            key_id: only turns that this key pays for; None: all.
         """
         statement = select(
             ROUNDS.c.turn_id, ROUNDS.c.number, ROUNDS.c.state, ROUNDS.c.finished_at.label("at")
@@ -324,7 +324,7 @@ class CostSum:
     key: str
     rounds: int
     requests: int
-    #: Requests of which tokens and cost are an estimate, those that are running included.
+    #: Requests with estimated tokens and cost; running requests are among them.
     estimated_requests: int
     prompt_tokens: int
     completion_tokens: int

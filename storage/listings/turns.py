@@ -100,7 +100,7 @@ class TurnListing(Repository):
         return await self._all(ListedRound, select(*_COLUMNS).where(is_caused).order_by(ROUNDS.c.sequence))
 
     async def ends(self, turn_ids: Collection[str]) -> dict[str, ChatEvent]:
-        """Return the events with which turns ended, by the turns' ids; open ones are left out."""
+        """Return the last event of each ended turn, by the turns' ids."""
         statement = select(CHAT_EVENTS).where(
             CHAT_EVENTS.c.turn_id.in_(turn_ids), CHAT_EVENTS.c.type == EventType.TURN_ENDED.value
         )

@@ -125,7 +125,7 @@ class EventRepository(Repository):
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         self._waiting: dict[str, list[NewEvent]] = {}
-        #: The newest number of each chat to which ``flush`` appended.
+        #: The newest number of each chat that ``flush`` appended to.
         self.numbers: dict[str, int] = {}
         #: The types of the events that ``flush`` appended to each chat.
         self.types: dict[str, frozenset[str]] = {}
@@ -245,7 +245,7 @@ class EventRepository(Repository):
         return await self._all(ChatEvent, statement.order_by(CHAT_EVENTS.c.number).limit(limit))
 
     async def end_of_turn(self, turn_id: str) -> ChatEvent | None:
-        """Return the event with which a turn ended; None while it is open, or if the event has expired."""
+        """Return the last event of an ended turn; None while it is open, or if the event has expired."""
         return next(iter(await self.of_turn(turn_id, types=(EventType.TURN_ENDED,))), None)
 
 

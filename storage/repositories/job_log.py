@@ -40,7 +40,7 @@ __all__ = [
 MOST_ENTRIES: Final = 300
 #: Characters of an entry that are kept.
 MOST_CHARS: Final = 1000
-#: Kinds of which a job can have any number; workers begin and end few attempts.
+#: A job can have any number of entries of these kinds; workers begin and end few attempts.
 _BOUNDED: Final = (JobLogKind.REPORT, JobLogKind.LINE, JobLogKind.CANCEL_REQUESTED)
 
 

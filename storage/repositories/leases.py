@@ -81,7 +81,7 @@ class LeaseTable:
     #: Primary key, and fencing token of the row's newest holder.
     key: Column[Any]
     fence: Column[int]
-    #: Condition under which the lease of the newest holder was neither released nor ended.
+    #: True while the newest holder's lease is neither released nor ended.
     is_live: ColumnElement[bool]
     #: Converts the key that holders use to the primary key.
     key_of: Callable[[str], Any] = str

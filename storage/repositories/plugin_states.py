@@ -135,7 +135,7 @@ class PluginState:
     is_enabled: bool
     #: Number of decisions.
     revision: int
-    #: The newest revision for which the plugin's hooks ran; 0: none.
+    #: The plugin's hooks ran for all revisions up to this one; 0: for none.
     announced_revision: int
     changed_at: datetime
 

@@ -243,7 +243,7 @@ class RoundRepository(Repository):
         return sorted(await self._all(Round, statement), key=lambda item: item.sequence)
 
     async def open_turns(self, chat_key: str) -> set[str]:
-        """Return the turns of a chat of which a round is open, or is merged into an open one."""
+        """Return the chat's turns that have an open round, or one that is merged into an open one."""
         return set((await self._rows(_open_turns_statement, {"of_chat": chat_key})).scalars())
 
     async def standing(self, round_id: str | None) -> Standing:

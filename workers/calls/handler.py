@@ -116,7 +116,7 @@ def _mismatches(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
     return wrong
 
 
-#: Called with the seconds for which a part of a call occupied the event loop; None for calls with short
+#: Called with the seconds that a part of a call occupied the event loop; None for calls with short
 #: arguments, which are not charged to their chat.
 OnStep = Callable[[float], None] | None
 

@@ -97,7 +97,7 @@ class LoopWatchdog:
 
         Args:
             remaining_seconds: until the call's deadline.
-            on_step: called after each step with the seconds for which it occupied the loop.
+            on_step: called after each step with the seconds that it occupied the loop.
         """
         patience = float("inf") if self._give_up_seconds is None else self._give_up_seconds
         give_up_at = time.monotonic() + max(remaining_seconds, 0) + patience

@@ -1,4 +1,4 @@
-"""A shop with customers, orders and articles: look-ups of which one needs the result of another."""
+"""A shop with customers, orders and articles: look-ups that need each other's results."""
 
 from __future__ import annotations
 

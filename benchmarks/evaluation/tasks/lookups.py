@@ -1,4 +1,4 @@
-"""Look-ups of which one needs the result of another, in one program or over several rounds."""
+"""Look-ups that need each other's results, in one program or over several rounds."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ _PYTHON_INFO: Final = re.compile(
 )
 #: One word that a fence without text behind it may have.
 _WORD: Final = re.compile(r"[\w+#.:-]+", re.ASCII)
-#: Characters at the end of a line in which marks of an end are looked for.
+#: Marks of an end are searched in this many characters at the end of a line.
 _TAIL: Final = 80
 #: Tokens that matter for finding the end of a string literal.
 _STRING_TOKEN: Final = re.compile(r"\\.|\"\"\"|'''|[\"'#]")

@@ -116,7 +116,7 @@ _LEAST_GROWTH: Final = 4
 _GROWTH_SHARE: Final = 16
 #: These characters identify the beginning of reasoning again.
 _FEW_CHARS: Final = 20
-#: Characters at the end of a text in which something that is not complete may begin.
+#: Something incomplete may begin within this many characters of the end of a text.
 _TAIL: Final = 320
 _ANSWER_TAG: Final = "|".join(ANSWER_TAGS)
 #: The beginning of a tag, a token, a fence, a check word or a character at the end of a text.
@@ -160,10 +160,10 @@ class LiveWords:
     def __init__(
         self, names: Collection[str], *, check_word: str, most_bytes: int, waits_for_end: bool = False
     ) -> None:
-        """Create it for an answer of which nothing has come.
+        """Create it before any part of the answer has come.
 
         Args:
-            names: as of ``read_reply``.
+            names: see ``read_reply``.
             check_word: that of the prompt; words end before it.
             most_bytes: longest message.
             waits_for_end: the model begins with reasoning that has no opening tag: nothing is words before
@@ -171,7 +171,7 @@ class LiveWords:
         """
         self._names, self._check_word, self._left = names, check_word, most_bytes
         self._waits_for_end = waits_for_end
-        #: What came and is not done with, and its length at which it is read again.
+        #: What came and is not done with; it is read again when it has ``_due`` characters.
         self._pieces: list[str] = []
         self._chars = self._due = 0
         #: The words of it that were returned.
@@ -250,7 +250,7 @@ class LiveWords:
 
 
 def ends_unopened_reasoning(text: str) -> bool:
-    """Whether an answer begins with reasoning of which only the end is marked."""
+    """Whether an answer begins with reasoning that has a closing tag but no opening one."""
     reasoning = split_answer(text).reasoning[:_FEW_CHARS].strip()
     return bool(reasoning) and text.lstrip().startswith(reasoning)
 

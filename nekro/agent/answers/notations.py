@@ -113,7 +113,7 @@ BOXED: Final = re.compile(
     r"\A[\s$]*+(?:\\[(\[])?\s*+\\boxed\{(?P<inner>[^{}\\]*+)\}[.\s$]*+(?:\\[)\]])?[.\s$]*+"
 )
 
-#: Labels of blocks in which models write calls.
+#: Labels of the blocks that models write calls in.
 CALL_LABELS: Final = frozenset({"function_call", "tool_call", "tool_calls", "tool_code", "tool_use"})
 #: Beginning of a call in the notation of a model's training. XML tags count where a call follows, because
 #: a sentence may name them.

@@ -74,7 +74,7 @@ _PLAIN: Final = {"\u2212": "-", "\u3001": ",", "\u3002": "."} | {
     chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)
 }
 
-#: Tags in which agents of other kinds expect a program.
+#: Tags that mark a program for agents of other kinds.
 CODE_TAG: Final = re.compile(
     r"^[ \t]{0,20}(?:<pre>[ \t]{0,4})?"
     r"<(?P<tag>code|python3?|python_code|py|ipython|execute(?:_ipython|_python)?|code_interpreter)"
@@ -83,9 +83,9 @@ CODE_TAG: Final = re.compile(
 )
 #: Functions that a program may call without a method: it would be useless in a message.
 USELESS_IN_WORDS: Final = frozenset({"exit", "print"})
-#: Keys under which such an object holds what its program is for.
+#: Keys of the description of the program in such an object.
 _THOUGHT_KEYS: Final = frozenset({"thought", "thoughts", "thinking", "reasoning", "plan"})
-#: Keys under which a JSON object holds a program.
+#: Keys of the program in a JSON object.
 _CODE_KEYS: Final = ("code", "python", "python_code", "program", "script")
 #: Blocks of one answer that are joined to one program, at most.
 _MOST_BLOCKS: Final = 16

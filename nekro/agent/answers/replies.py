@@ -77,16 +77,16 @@ _CALL: Final = re.compile(
 )
 #: The end of a call and a letter directly behind it.
 _GLUED: Final = re.compile(r"\)(?=[^\W\d_])")
-#: Characters of a line in which its form shows, so that no pattern meets a long one.
+#: The first characters of a line show its form; patterns never meet a longer text.
 _HEAD_CHARS: Final = 300
-#: Labels of other languages, in which a name may be the same as that of a method.
+#: Labels of other languages; a name in their code may equal that of a method.
 LANGUAGES: Final = frozenset([
     "asm", "c", "c#", "c++", "cpp", "cs", "csharp", "css", "csv", "dart", "elixir", "go", "graphql", "html",
     "java", "javascript", "js", "json", "jsx", "julia", "kotlin", "latex", "lua", "matlab", "perl", "php",
     "r", "ruby", "rust", "scala", "sql", "svelte", "swift", "toml", "ts", "tsx", "typescript", "vue", "yaml",
     "yml",
 ])  # fmt: skip
-#: Labels of shells, in which a call of a method is part of another line.
+#: Labels of shells; a call of a method in their code is part of another line.
 SHELL_LABELS: Final = frozenset(
     {"bash", "sh", "shell", "zsh", "console", "terminal", "cmd", "powershell", "diff", "patch", "pycon"}
 )

@@ -37,7 +37,7 @@ from storage.transaction import Transaction
 
 __all__ = ["ApprovalDecisions", "cancel_pending"]
 
-#: Type of the error with which a call ends that was not approved.
+#: Error type of a call that was denied or whose approval expired.
 _NOT_APPROVED: Final = "NotApprovedError"
 
 
@@ -136,10 +136,10 @@ class ApprovalDecisions:
 
         Args:
             by: whose decision it is.
-            is_repetition: as of ``approve``.
+            is_repetition: see ``approve``.
 
         Raises:
-            NotFoundError, AlreadyDecidedError, StorageUnavailableError, OutcomeUnknownError: as of
+            NotFoundError, AlreadyDecidedError, StorageUnavailableError, OutcomeUnknownError: see
                 ``approve``.
         """
         decision = Decision(state=ApprovalState.DENIED, decided_by=by, reason=reason)

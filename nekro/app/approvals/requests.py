@@ -220,7 +220,7 @@ class ApprovalRequests:
         return (await self.ask(entry, invocation, lane=lane)).id
 
     async def ask(self, entry: MethodEntry, invocation: Invocation, *, lane: str) -> Approval:
-        """Request approval of a call; a call of which it was requested before is not changed.
+        """Request approval of a call, unless it was requested before.
 
         Raises:
             The errors of ``admit``.
@@ -263,7 +263,7 @@ class ApprovalRequests:
             by: whose decision it is.
 
         Raises:
-            StorageUnavailableError, OutcomeUnknownError: as of ``admit``; the call must not be sent.
+            StorageUnavailableError, OutcomeUnknownError: see ``admit``; the call must not be sent.
         """
         new = await self._new(invocation, lane=lane)
         seal = self._seal.sign(

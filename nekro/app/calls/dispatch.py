@@ -236,7 +236,7 @@ class Dispatcher:
         """Return None if a call may be sent, else the approval that it waits for; a decision sends it.
 
         Raises:
-            ArgumentError, CallCancelledError, OutcomeUnknownError, StorageUnavailableError: as of
+            ArgumentError, CallCancelledError, OutcomeUnknownError, StorageUnavailableError: see
                 ``ApprovalRequests.admit``.
         """
         invocation = self.awaiting(entry, arguments, scope, call_id=call_id, lane=lane)

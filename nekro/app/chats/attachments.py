@@ -60,8 +60,8 @@ class Attachment:
     size_bytes: int | None = None
     #: SHA-256 of the content in hexadecimal; None if it is not known.
     sha256: str | None = None
-    #: Last change of the content, in nanoseconds since the epoch, by which a replaced file is recognised;
-    #: None if it is not known.
+    #: Last change of the content, in nanoseconds since the epoch; a replaced file has another one. None if
+    #: it is not known.
     modified_ns: int | None = None
 
     @property

@@ -164,7 +164,7 @@ async def record_caused(
     The transaction must have locked the chat. ``nekro.app.rounds.events`` appends calls.
 
     Args:
-        later: as of ``record``.
+        later: see ``record``.
     """
     if not await transaction.events.hold_back(chat_key, event):
         record(transaction, publisher, chat_key, event, later=later)

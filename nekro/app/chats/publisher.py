@@ -110,7 +110,7 @@ class EventPublisher:
         return len(job_ids)
 
     async def call_queued(self, message: CallMessage) -> None:
-        """Publish a recorded call for which no caller waits; the sweep sends it again if that fails."""
+        """Publish a recorded call that no caller waits for; the sweep sends it again if that fails."""
         await self._publish("call.queued", partial(_send_call, self._app, message))
 
     async def calls_lost(self, messages: Sequence[CallMessage]) -> int:

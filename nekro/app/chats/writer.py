@@ -118,7 +118,7 @@ async def append_message(
     The chat is created if it has no row.
 
     Args:
-        later: as of ``nekro.app.chats.events.record``.
+        later: see ``nekro.app.chats.events.record``.
         account_id: on whose account it is stored; None: no key pays.
         more_bytes: what is stored beside it, such as its file.
         is_admitted: whether it is stored beyond the limit of the key that pays, too.

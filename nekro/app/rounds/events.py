@@ -231,7 +231,7 @@ class RoundEvents:
         """Append what waits with a transaction, inside ``held``; it is dropped here after the commit.
 
         Args:
-            later: as of ``nekro.app.chats.events.record``.
+            later: see ``nekro.app.chats.events.record``.
         """
         for text in (self._answer, self._output, self._words):
             text.flush()

@@ -386,7 +386,7 @@ class RoundLedger:
 
         Args:
             merged: the rounds that were merged into them; None reads them.
-            following, known_terms: as of ``turn_ends``.
+            following, known_terms: see ``turn_ends``.
         """
         if merged is None:
             merged = [item for one in ended for item in await transaction.rounds.merged_into(one.id)]

@@ -15,7 +15,7 @@ from storage.transaction import Transaction
 
 __all__ = ["MOST_TURNS", "Sleeper", "awake_plugins", "brief_of", "may_sleep", "sleep", "wake"]
 
-#: Most turns for which a plugin can be woken, unless it is woken without a limit.
+#: A plugin can be woken for this many turns at most, or without a limit.
 MOST_TURNS: Final = 20
 
 

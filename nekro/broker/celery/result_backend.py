@@ -141,7 +141,7 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
             )
             link, term = self._link(), self._repeats.term
             if not await link.run(STORE, keys, *values):
-                # The delivery was given to another worker, or this is not the server from which it came.
+                # The delivery was given to another worker, or this is not the server that delivered it.
                 link.doubt()
                 await link.connect()
             self._remember(keys, values, term)

@@ -283,7 +283,7 @@ class LeaseKeeper:
             # Also without tags: the regular calls of workers reveal when Redis was unreachable.
             key, _ = held_keys(channel)
             lost = self._ask_renewal(key, tags)
-            if lost:  # it may be another server than that from which they came
+            if lost:  # the server may not be the one that delivered them
                 self._client.connection_pool.disconnect()
                 lost = self._ask_renewal(key, tags)
             # Deliveries that were acknowledged during the call are no longer held, but not lost.

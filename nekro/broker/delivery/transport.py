@@ -92,7 +92,7 @@ return taken
 #: whether an expired lease proves that its holder is gone. It does not prove that after Redis or the network
 #: was down for so long that holders could not renew: workers call this three times per lease duration, so a
 #: gap of 0.4 durations indicates an outage, after which holders get half a duration to renew. ``seen`` is a
-#: hash: ``at``, time of the last call; ``trust_from``, time from which expired leases count again.
+#: hash: ``at``, time of the last call; ``trust_from``, expired leases count again after this time.
 LOOK: Final = """
 local function look(seen, lease)
     local time = redis.call('TIME')

@@ -109,7 +109,7 @@ def end_turn(
     """Record the span of a whole turn, which has just ended; call it once per turn.
 
     Args:
-        ids, standard, links: as of ``span``.
+        ids, standard, links: see ``span``.
         error_type: code of the error of a failed turn; None if it did not fail.
     """
     if _tracing is None:

@@ -77,7 +77,7 @@ def _number(text: str, size: int) -> int:
 
 #: Headers of W3C Trace Context; sent together with Celery's own headers.
 HEADERS: Final = ("traceparent", "tracestate")
-#: The turn of which the next span is the one of the whole turn, whose ids are not random.
+#: The turn whose root span starts next. Its ids derive from the turn id.
 _chosen: Final[ContextVar[TurnTrace | None]] = ContextVar("nekro_chosen_ids", default=None)
 
 #: The bit of the trace flags that says that a trace is sampled.

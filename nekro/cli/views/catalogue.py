@@ -39,7 +39,7 @@ class Catalogue:
     """Plugins with their methods and commands, and where they were read."""
 
     registry: Registry
-    #: Plugins of which workers run different files, or which some failed to load; one line per plugin.
+    #: Plugins that differ between workers, or that some workers failed to load; one line per plugin.
     differences: Sequence[str] = ()
     #: Settings without effect.
     loading_warnings: Sequence[str] = ()

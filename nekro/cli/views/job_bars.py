@@ -71,7 +71,7 @@ class Pace:
 
 
 def rate_words(per_second: float | None) -> str:
-    """Format a rate in the smallest unit of s, min and h in which it is at least 1, else per hour."""
+    """Format a rate per s, min or h: the first that makes it at least 1, else per hour."""
     if not per_second:
         return ""
     if per_second >= 1:

@@ -194,7 +194,7 @@ def _lasted(begin: datetime | None, end: datetime | None) -> str:
 
 
 class RunningOutput:
-    """The output of one round, put together from pieces of which some may be missing or come late."""
+    """The output of one round, put together from pieces; some may be missing or come late."""
 
     def __init__(self) -> None:
         #: What came, without a gap since the beginning unless ``_has_gap``.

@@ -144,7 +144,7 @@ def merged(
 
     Args:
         entries: those of the file, by name.
-        secrets: as of ``parse``.
+        secrets: see ``parse``.
     """
     stored = {row.name: row for row in rows}
     names = {*entries, *(row.name for row in rows if row.declaration is not None)}

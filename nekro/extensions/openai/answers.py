@@ -1,7 +1,7 @@
 """The answer of a turn: what the agent sends to the chat, in order, and how the turn ends.
 
 A message can also be read while the model writes it: as `Words`, then as the `Piece` that begins with them.
-Words of which no message came, such as text before a program, are a piece of their own, a preface.
+Words that are in no message, such as text before a program, are a piece of their own, a preface.
 """
 
 from __future__ import annotations

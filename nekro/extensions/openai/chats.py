@@ -249,7 +249,7 @@ class Posted(BaseModel):
 
 
 async def once_for(request: Request, chat_key: str) -> Once:
-    """Return a request, of which a repetition must repeat the body and the chat."""
+    """Return a request; its repetition must have the same body and chat."""
     chat = chat_key.encode("utf-8", "surrogatepass")
     return await once_of(request, body=b"%d:%s%s" % (len(chat), chat, await request.body()))
 
@@ -275,7 +275,7 @@ async def post(
     """Post a person's message.
 
     Args:
-        once: as of ``post_message``.
+        once: see ``post_message``.
 
     Raises:
         RefusedError: a part is not valid, or as from ``post_message``.

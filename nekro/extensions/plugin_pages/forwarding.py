@@ -1,4 +1,4 @@
-"""What reaches a plugin: as the operator decided per plugin, with which headers, and at which worker."""
+"""What reaches a plugin: the operator's decision per plugin, the headers, and the worker."""
 
 from __future__ import annotations
 

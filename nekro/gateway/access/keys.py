@@ -110,7 +110,7 @@ def new_key(
     """Make a key; returns what is stored, and the key itself, which is not stored.
 
     Args:
-        seed: secret bytes from which id and secret follow (``key_text``); None: random ones.
+        seed: secret bytes; id and secret derive from them (``key_text``); None: random ones.
 
     Raises:
         UsageError: it has no scope, or expires in the past.

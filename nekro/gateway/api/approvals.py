@@ -123,7 +123,7 @@ async def revoke_approval(
 
 
 def _reading(identity: Identity) -> Scope:
-    """Return the scope by which a key reads approvals: that of deciding, or that of reading the chat."""
+    """Return the scope that lets a key read approvals: to decide them, or to read the chat."""
     return Scope.APPROVE if Scope.APPROVE in identity.scopes else Scope.READ
 
 

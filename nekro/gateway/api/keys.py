@@ -109,7 +109,7 @@ def _require_within(body: KeyBody, creator: Identity) -> None:
 
 
 def _seed(services: Services, once: Once) -> bytes:
-    """Return the secret from which a new key follows; that of repetitions is the same."""
+    """Return the secret that a new key derives from; a repeated request gets the same."""
     if once.name is None:
         return secrets.token_bytes(32)
     signing_key = resolve_signing_key(services.settings).get_secret_value()

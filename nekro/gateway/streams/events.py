@@ -208,7 +208,7 @@ class Channel:
         return position >= self.newest - len(self._ring)
 
     def after(self, position: int) -> Sequence[StreamEvent]:
-        """Return the events of the ring after ``position``, for which ``has`` is true."""
+        """Return the events of the ring after ``position`` that ``has`` accepts."""
         missing = self.newest - position
         return list(islice(self._ring, max(0, len(self._ring) - missing), None)) if missing > 0 else ()
 

@@ -141,7 +141,7 @@ class EventHub:
                 with the next one. A number that the chat has not reached counts as its newest.
             types: only events of these types; () means all.
             with_live: also live events, which may be missing.
-            owner: who reads; it also ends as of ``owned``. None: this process.
+            owner: who reads; it also ends as ``owned`` says. None: this process.
 
         Raises:
             SlowReaderError: the reader did not take its events.

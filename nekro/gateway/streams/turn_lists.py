@@ -48,7 +48,7 @@ async def read_turns(
     Args:
         after: the last turn of the page before; None begins.
         state: only turns in this state.
-        has_chat: only turns of chats for which it is true. With it, or with a state, at most ``_MOST_SEEN``
+        has_chat: only turns of chats that it accepts. With it, or with a state, at most ``_MOST_SEEN``
             turns are looked at, so a page may have fewer turns than ``limit``, and a next one.
     """
     states = None if state is None else _RECORDED[state]

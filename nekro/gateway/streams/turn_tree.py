@@ -29,7 +29,7 @@ from storage.transaction import Transaction
 
 __all__ = ["TurnSource", "read_call", "read_rounds", "read_turn"]
 
-#: A call of ``nekro.app.rounds.runs``, and its row; None for a call without one, such as of a TOOL.
+#: A call of ``nekro.app.rounds.runs``, and its row; None for a call without one, such as a TOOL's.
 _ListedCall: TypeAlias = tuple[dict[str, Any], Call | None]
 
 
@@ -53,7 +53,7 @@ async def read_turn(
     The rounds are its own, and the ones of other turns into which its rounds were merged.
 
     Args:
-        with_values: False leaves out the arguments and results of calls, of which a turn may have thousands.
+        with_values: False leaves out the arguments and results of calls; a turn may have thousands.
         with_prompts: also what was sent to the model, where that is kept.
 
     Raises:

@@ -33,7 +33,7 @@ async def turn_events(
     round are included.
 
     Args:
-        owner: as of ``EventHub.stream``.
+        owner: see ``EventHub.stream``.
         with_live: also its live events, which may be missing.
 
     Raises:

@@ -206,7 +206,7 @@ class _Body:
         self._counted: tuple[str | None, int] = (None, 0)
         self._seconds = settings.body_seconds
         self._is_large = most > settings.body_bytes
-        #: Seconds for which the client may still be waited for.
+        #: Seconds that the client may still take.
         self._left = self._seconds
         self._size = 0
         self._is_complete = False

@@ -265,7 +265,7 @@ class _Recorded:
                 await self._send(message)
         except TimeoutError:
             self._abort()
-            await asyncio.sleep(0)  # for the server, to which the client has left then
+            await asyncio.sleep(0)  # so that the server learns that the client has left
 
 
 class HostCheck:

@@ -48,7 +48,7 @@ def json_text(model: BaseModel) -> str:
 
 
 EVENT_STREAM: Final = "text/event-stream"
-#: Interval of a stream's comment lines, by which proxies and clients see that the connection stands.
+#: Interval of a stream's comment lines, which show proxies and clients that the connection stands.
 _PING_SECONDS: Final = 15
 #: How long one write to a stream or an MCP client may take; then the reader is too slow, and its stream ends.
 SEND_SECONDS: Final = 30

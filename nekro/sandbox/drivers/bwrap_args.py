@@ -1,4 +1,4 @@
-"""The command lines of bubblewrap: what exists inside, and under which user.
+"""The command lines of bubblewrap: what exists inside, and the user that runs it.
 
 There are two: for code of a model, and for a program that an operator installed, such as an MCP server.
 """

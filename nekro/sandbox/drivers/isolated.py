@@ -277,7 +277,7 @@ async def _first_pid(launched: Launched, sockets: _StartSockets) -> int:
 
 
 class _StartSockets:
-    """The socket with bubblewrap's arguments, and the one on which it names the first process.
+    """Two sockets: one carries bubblewrap's arguments, on the other it names the first process.
 
     Bubblewrap reads its arguments to their end before it does anything else. Without arguments, because
     the service was killed, it finds no command in its empty root and ends.

@@ -85,7 +85,7 @@ _SOCKETS: Final = (
 #: Allowed calls, some of them only with the arguments that ``nekro.sandbox.filter.seccomp`` names.
 ALLOWED: Final = frozenset((*_FILES, *_MEMORY, *_PROCESSES, *_SIGNALS, *_TIME, *_WAITING, *_SOCKETS))
 
-#: Fail with EPERM instead of ENOSYS: old Unix calls for which programs handle "not permitted"
+#: Fail with EPERM instead of ENOSYS: programs handle "not permitted" for these old Unix calls
 #: (``mkfifo``, ``os.setuid``, ``mount``) but treat "no such call" as a fault.
 REFUSED: Final = frozenset((
     "acct", "adjtimex", "chroot", "clock_adjtime", "clock_settime", "mknod", "mknodat", "mount",

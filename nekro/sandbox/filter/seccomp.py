@@ -249,7 +249,7 @@ def build_filter(
     """Return the filter program, ready for ``bwrap --seccomp`` or ``prctl(PR_SET_SECCOMP)``.
 
     Args:
-        machine: name as of ``platform.machine()``; None means this machine.
+        machine: name that ``platform.machine()`` returns there; None means this machine.
         strict_memory: also deny memory that no process's resident set shows (memfd, shared
             anonymous pages, larger buffers of pipes and sockets). Needed where no cgroup bounds
             memory: the watchdog would not see that memory.

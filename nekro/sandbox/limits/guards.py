@@ -87,7 +87,7 @@ class Guards:
         self._end = end
         self.bound_seconds = bound_seconds
         self._guards: list[Guard] = []
-        #: Checks that have not started, with the time at which they are due.
+        #: Checks that have not started, and when each is due.
         self._starts: list[tuple[float, Callable[[], None]]] = []
         self._timers: list[asyncio.TimerHandle] = []
         self._tasks: list[asyncio.Task[Any]] = []

@@ -21,7 +21,7 @@ _NO_KEY: Final = "none"
 _STREAM_OPTIONS: Final = "stream_options"
 #: Types of parts of a content list that are text for people; those of reasoning are not.
 _TEXT_PARTS: Final = frozenset({"text", "output_text", "refusal"})
-#: Fields of a message in which endpoints send reasoning.
+#: Fields of a message that endpoints send reasoning in.
 _REASONING: Final = ("reasoning", "thinking", "thought")
 
 

@@ -26,10 +26,10 @@ __all__ = ["Connection", "OpenSession", "Opened"]
 
 #: After a session that lasted so long, a restart has no pause.
 _LASTED_SECONDS: Final = 10.0
-#: Longest pause before a restart, of which the first is ``RETRY_SECONDS``, and before another listing, of
-#: which the first is ``FRESH_SECONDS``; each further one is twice as long.
+#: Longest pause before a restart and before another listing. The first pauses are ``RETRY_SECONDS`` and
+#: ``FRESH_SECONDS``; each further one is twice as long.
 _LONGEST_PAUSE_SECONDS: Final = 60.0
-#: Longest pause before a restart for which calls wait; during a longer one they fail at once.
+#: Calls wait for a restart if the pause before it is at most this long; else they fail at once.
 _SHORT_PAUSE_SECONDS: Final = 2.0
 #: How long calls may go on when the connection is closed because the declaration changed.
 _GRACE_SECONDS: Final = 5.0

@@ -77,7 +77,7 @@ def http_client(
 
 
 class _Transport(httpx2.AsyncBaseTransport):
-    """Bounds answers, reads what servers mean by them, and turns failures into errors of their requests.
+    """Bounds answers, interprets them, and turns failures into errors of their requests.
 
     An exception would end the session, and with it the calls of others.
     """

@@ -34,7 +34,7 @@ _SCOPES: Final = frozenset({Scope.CALL, Scope.RUN, Scope.READ, Scope.ADMIN})
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """Who makes a request, and for which chat."""
+    """The caller of a request, and the chat that it is for."""
 
     identity: Identity
     #: Chat in which methods and code run.

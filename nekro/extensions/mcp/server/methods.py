@@ -303,5 +303,5 @@ def _by_plugin(registry: Registry, entries: Iterable[MethodEntry]) -> str:
 
 
 def _method_name(registry: Registry, entry: MethodEntry) -> str:
-    """Return the name by which code calls a method."""
+    """Return a method's name in code."""
     return next(iter(registry.bare_names(entry)), entry.task)
