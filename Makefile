@@ -12,7 +12,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 IMAGE ?= nekro-workers:local
 PYTEST_ARGS ?=
 # More processes than the 2 cores of a small machine, as many tests mostly wait.
-TEST_PROCESSES ?= 5
+TEST_PROCESSES ?= 7
 # Container images set this; without bytecode files, each process that tests start compiles the project again.
 unexport PYTHONDONTWRITEBYTECODE
 # Tests that start no worker and no sandbox.
@@ -83,19 +83,24 @@ test-extended: install mcp-servers openai-clients ## Run the tests that take lon
 
 test-all: test test-extended ## Run both.
 
-# Tests whose outcome the interpreter and the user do not decide: of measurements, the console's scripts, manifests,
-# pages, and the text of modules.
+# Directories and files without a test that depends on the interpreter: of measurements, the console's scripts,
+# manifests, pages, and the text of modules. Elsewhere such tests are marked one_python: they read large patterns,
+# tables of what endpoints and peers send, or the text of modules.
 STATIC := $(addprefix --ignore=tests/,bench console deploy docs test_layers.py test_lines_of_others.py \
 	test_log_events.py test_private_uses.py)
 
-test-pythons: install ## Run the default tests on each other CPython of this machine (3.11 to 3.14), without those of files and pages.
-	@scripts/test-pythons $(PARALLEL) -m 'not slow and not extended' $(STATIC) $(PYTEST_ARGS)
+# Of each Python, as they run at the same time.
+PYTHON_PROCESSES ?= 4
 
-# What depends on the rights of the user who runs the tests.
-BY_USER := tests/sandbox tests/security tests/system
+test-pythons: install ## Run the default tests on each other CPython of this machine (3.11 to 3.14), without those of files and pages.
+	@scripts/test-pythons --processes $(PYTHON_PROCESSES) -m 'not slow and not extended and not one_python' $(STATIC) $(PYTEST_ARGS)
+
+# What depends on the rights of the user who runs the tests; rights change no clock and no span.
+BY_USER := tests/sandbox tests/security tests/system \
+	$(addprefix --ignore=tests/system/,test_clocks.py test_observability.py test_tracing.py)
 
 test-user: install ## As root: run the tests of sandboxes, security and whole systems as an ordinary user who is made for it.
-	@scripts/test-user $(PARALLEL) -m 'not slow' $(BY_USER) $(PYTEST_ARGS)
+	@scripts/test-user $(PARALLEL) -m 'not slow and not one_python' $(BY_USER) $(PYTEST_ARGS)
 
 test-fast: install ## Run the tests of single components, for quick feedback: SQLite and Redis, no worker, no sandbox.
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow and not extended' -k '$(FAST_ONLY)' $(FAST) $(PYTEST_ARGS)

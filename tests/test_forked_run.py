@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.extended
+
 FIRST = """
 import os, pytest
 @pytest.fixture(scope="module")

@@ -11,6 +11,8 @@ from nekro.agent.answers.replies import read_reply
 from nekro.agent.llm import LLMAnswer
 from nekro.agent.verdict import judge_reply
 
+pytestmark = pytest.mark.one_python
+
 
 def outcome(case: Case) -> tuple[str, str]:
     answer = LLMAnswer(

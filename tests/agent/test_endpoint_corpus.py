@@ -13,6 +13,8 @@ from nekro.agent.llm import LLMRequest
 from nekro.agent.model import PromptMessage, Role
 from nekro_agent.errors import LLMError
 
+pytestmark = pytest.mark.one_python
+
 REQUEST = LLMRequest(messages=(PromptMessage.of(Role.USER, "Hello"),))
 
 

@@ -213,6 +213,7 @@ def test_two_megabytes_of_any_pattern_are_parsed(unit: str) -> None:
         extract_code(unit * (2_000_000 // len(unit)))
 
 
+@pytest.mark.one_python
 def test_blocks_with_strings_that_never_end_cost_no_pass_each() -> None:
     """No later fence is long enough to close the block of an earlier one, whose string hides its own."""
     fences = ["`" * length for length in range(500, 3, -1)]

@@ -124,6 +124,7 @@ def test_words_end_before_a_message_would_be_too_long() -> None:
     assert len("".join(words.add("word ") for _ in range(100))) <= 50
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize(
     "text",
     [

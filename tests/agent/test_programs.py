@@ -184,6 +184,7 @@ def test_only_names_are_known_methods() -> None:
     assert not calls_known("b.a.web.search(1)", NAMES)
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize(
     "unit", ["().b", "“", '"""', "'''", '\\"', "&lt;", "\n>>> ", "\n1 ", "\n+", "（", "\n!pip "]
 )

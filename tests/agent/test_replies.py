@@ -142,6 +142,7 @@ def test_every_answer_is_exactly_one_of_them(text: str) -> None:
     assert all(character in rest for character in found.words if character != "\n")
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize(
     "unit",
     ["[", "{", '{"a":', " ", "a, ", "a: ", "import a, ", "from a import a ", "<", "<tool", f"{FENCE}x\n",

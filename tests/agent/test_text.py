@@ -49,6 +49,7 @@ def test_an_attribute_cannot_break_out() -> None:
     assert len(attribute("x" * 500)) == 80
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("unit", ["<", "< ", "</", "<\u200b", "<sandbox_", "s\u200b"])
 def test_a_megabyte_of_any_pattern_is_parsed(unit: str) -> None:
     with cpu_limit(20):

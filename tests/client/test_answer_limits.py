@@ -58,6 +58,7 @@ def name_of(call: ast.Call) -> str:
     return ast.unparse(call.func)
 
 
+@pytest.mark.one_python
 def test_every_client_limits_its_answers() -> None:
     unlimited, without, found = [], set(), 0
     for path, tree in sources():
@@ -80,6 +81,7 @@ def test_every_client_limits_its_answers() -> None:
     assert without == set(WITHOUT)
 
 
+@pytest.mark.one_python
 def test_no_other_library_for_http_is_used_unseen() -> None:
     users = set()
     for path, tree in sources():
@@ -174,6 +176,7 @@ async def test_an_encoded_answer_of_a_server_that_ignores_what_was_asked_is_read
             assert (await client.get(url)).content == (b"text" if body else b"")
 
 
+@pytest.mark.one_python
 async def test_an_answer_without_a_limit_is_bounded_if_it_was_encoded() -> None:
     with server(gzip.compress(bytes(65 << 20)), content_encoding="gzip") as url:
         async with httpx.AsyncClient(event_hooks=limited(None)) as client:

@@ -39,6 +39,8 @@ from nekro_agent.errors import MethodFailedError, OutcomeUnknownError
 from nekro_agent.testing import InMemoryRuntime
 from nekro_client.models import McpServer as ApiServer
 
+pytestmark = pytest.mark.one_python
+
 # -- a session that the server lost ------------------------------------------------------------------
 
 

@@ -53,6 +53,7 @@ def test_every_extension_is_listed() -> None:
     assert set(PATHS) == set(DOCUMENTED) == set(extension_names())
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("name", PATHS)
 async def test_each_extension_can_be_left_out(name: str, fleet: Fleet) -> None:
     settings = without(name, fleet.settings)

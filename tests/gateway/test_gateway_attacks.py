@@ -292,6 +292,7 @@ async def _opened(port: int, sent: bytes) -> tuple[asyncio.StreamReader, asyncio
     return reader, writer
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
 async def test_a_client_that_takes_no_answer_loses_its_connection(
     fresh_fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -125,6 +125,7 @@ def _starts(path: Path) -> Iterator[tuple[str, bool]]:
                 yield function.name, bool(called & {"tied_to_this_process", "tied_to_lock"})
 
 
+@pytest.mark.one_python
 def test_every_process_that_the_product_starts_ends_with_its_parent() -> None:
     untied = {
         (path.relative_to(ROOT).as_posix(), function)

@@ -15,6 +15,8 @@ from nekro_agent.tools.common_util import calculate_text_similarity
 from nekro_agent.tools.message_id import normalize_ref_msg_id
 from nekro_agent.tools.visible_text import visible_text
 
+pytestmark = pytest.mark.one_python
+
 #: Ten times the longest that others can send: linear work takes a second at most, quadratic work minutes.
 SIZE = 640 << 10
 

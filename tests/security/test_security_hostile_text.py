@@ -42,7 +42,7 @@ from storage.engine import Database
 from storage.repositories.events import NewEvent
 from storage.repositories.jobs import NewJob
 
-pytestmark = [pytest.mark.extended, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.extended, pytest.mark.one_python, pytest.mark.timeout(240)]
 
 CHAT = "hostile-chat"
 SECONDS = 60

@@ -16,7 +16,7 @@ from waiting import cpu_limit
 
 from nekro.agent.answers.notations import WRAPPED
 
-pytestmark = pytest.mark.extended
+pytestmark = [pytest.mark.extended, pytest.mark.one_python]
 
 PACKAGES = ("broker_config", "nekro", "nekro_agent", "nekro_client", "plugin_pkgs", "storage", "workers")
 #: What texts are made of, besides the characters of an expression.

@@ -109,6 +109,7 @@ EDITS: dict[str, Callable[[int], tuple[object, object]]] = {
 }
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
 def test_showing_an_edited_call_takes_steps_and_text_in_proportion_to_its_length(
     edit: Callable[[int], tuple[object, object]],
