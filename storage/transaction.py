@@ -19,21 +19,23 @@ if TYPE_CHECKING:
     from storage.accounts.stored_bytes import StoredByteRepository
     from storage.catalogue import CatalogueRepository, WorkerListing
     from storage.listings.changes import ChangeListing
-    from storage.listings.chats import ChatListing
+    from storage.listings.chats import ChatListing, TurnListing, TurnSearch
     from storage.listings.series import OverviewRepository, SeriesRepository, SpendingReportRepository
-    from storage.listings.turns import TurnListing, TurnSearch
     from storage.outbound.adapters import AdapterRepository
     from storage.outbound.mcp_servers import McpServerRepository
     from storage.outbound.webhooks import WebhookRepository
     from storage.repositories.call_progress import CallProgressRepository, DetachedCallRepository
     from storage.repositories.calls import CallRepository
-    from storage.repositories.chats import ChatRepository
-    from storage.repositories.downloads import DownloadRepository
+    from storage.repositories.chats import (
+        ChatRepository,
+        PromptRepository,
+        SummaryRepository,
+        VariableRepository,
+    )
     from storage.repositories.events import EventRepository
     from storage.repositories.job_log import JobLogRepository, JobSignalRepository
     from storage.repositories.jobs import JobRepository
-    from storage.repositories.leases import LeaseRepository, RequestRepository
-    from storage.repositories.memory import PromptRepository, SummaryRepository, VariableRepository
+    from storage.repositories.leases import DownloadRepository, LeaseRepository, RequestRepository
     from storage.repositories.messages import MessageRepository
     from storage.repositories.plugin_states import (
         ActivationRepository,
@@ -101,7 +103,7 @@ class Transaction:
         "storage.repositories.call_progress:DetachedCallRepository"
     )
     #: Downloads by target.
-    downloads: _Lazy[DownloadRepository] = _Lazy("storage.repositories.downloads:DownloadRepository")
+    downloads: _Lazy[DownloadRepository] = _Lazy("storage.repositories.leases:DownloadRepository")
     #: Events of chats.
     events: _Lazy[EventRepository] = _Lazy("storage.repositories.events:EventRepository")
     #: Entries of the logs of background jobs.
@@ -133,7 +135,7 @@ class Transaction:
         "storage.repositories.plugin_states:PluginStateRepository"
     )
     #: What rounds sent to the model.
-    prompts: _Lazy[PromptRepository] = _Lazy("storage.repositories.memory:PromptRepository")
+    prompts: _Lazy[PromptRepository] = _Lazy("storage.repositories.chats:PromptRepository")
     #: Queries across chats and plugins.
     records: _Lazy[RecordRepository] = _Lazy("storage.repositories.records:RecordRepository")
     #: Requests with an idempotency key.
@@ -149,15 +151,15 @@ class Transaction:
     #: What rounds and plugins spent, and the totals that budgets limit.
     spendings: _Lazy[SpendingRepository] = _Lazy("storage.accounts.spendings:SpendingRepository")
     #: Summaries of the older messages of chats.
-    summaries: _Lazy[SummaryRepository] = _Lazy("storage.repositories.memory:SummaryRepository")
+    summaries: _Lazy[SummaryRepository] = _Lazy("storage.repositories.chats:SummaryRepository")
     #: One-time timers.
     timers: _Lazy[TimerRepository] = _Lazy("storage.repositories.timers:TimerRepository")
     #: Turns for lists.
-    turn_listing: _Lazy[TurnListing] = _Lazy("storage.listings.turns:TurnListing")
+    turn_listing: _Lazy[TurnListing] = _Lazy("storage.listings.chats:TurnListing")
     #: Turns by what people look for.
-    turn_search: _Lazy[TurnSearch] = _Lazy("storage.listings.turns:TurnSearch")
+    turn_search: _Lazy[TurnSearch] = _Lazy("storage.listings.chats:TurnSearch")
     #: Variables of programs, by turn.
-    variables: _Lazy[VariableRepository] = _Lazy("storage.repositories.memory:VariableRepository")
+    variables: _Lazy[VariableRepository] = _Lazy("storage.repositories.chats:VariableRepository")
     #: Subscriptions of URLs to events, and their deliveries.
     webhooks: _Lazy[WebhookRepository] = _Lazy("storage.outbound.webhooks:WebhookRepository")
     #: Workers for lists.

@@ -40,9 +40,14 @@ from storage.catalogue import WORKER_LEASES
 from storage.engine import Database
 from storage.repositories.calls import CALL_CLAIMS
 from storage.repositories.chats import CHAT_LEASES, ChatRepository
-from storage.repositories.downloads import DOWNLOAD_CLAIMS
 from storage.repositories.jobs import JOB_CLAIMS
-from storage.repositories.leases import NAMED_LEASES, REQUEST_CLAIMS, LeaseRepository, LeaseTable
+from storage.repositories.leases import (
+    DOWNLOAD_CLAIMS,
+    NAMED_LEASES,
+    REQUEST_CLAIMS,
+    LeaseRepository,
+    LeaseTable,
+)
 from storage.transaction import Transaction
 
 __all__ = [

@@ -13,7 +13,7 @@ from nekro.agent.room import ModelContexts
 from nekro.app.model_meters import SummaryMeter
 from nekro.app.rounds.summaries import ChatSummaries
 from nekro_agent.ports import MessageKind
-from storage.repositories.memory import Summary
+from storage.repositories.chats import Summary
 from storage.repositories.messages import NewMessage
 
 AGENT = {"lease_seconds": 30, "summary_group": "default", "history_messages": 8, "history_tokens": 1200}

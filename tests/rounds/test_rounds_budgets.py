@@ -26,7 +26,7 @@ from nekro_client.event_types import EventType
 from storage.accounts.keys import NewKey
 from storage.accounts.spendings import ScopeKey, Total
 from storage.accounts.stored_bytes import ROW_BYTES
-from storage.listings.turns import TurnFilter
+from storage.listings.chats import TurnFilter
 from storage.states import BudgetScope
 
 OpenBench = Callable[..., Awaitable[Bench]]

@@ -15,7 +15,7 @@ from waiting import eventually
 from nekro.agent.llm import LLMAnswer, LLMRequest
 from nekro.app.rounds.summaries import RETRY_SECONDS
 from nekro_agent.errors import LLMBusyError, LLMContextError, LLMUnreadableError, NotFoundError
-from storage.repositories.memory import KEPT_VERSIONS, NewSummary
+from storage.repositories.chats import KEPT_VERSIONS, NewSummary
 from storage.retention import delete_expired
 
 OpenBench = Callable[..., Awaitable[Bench]]

@@ -16,7 +16,7 @@ from worker_fleet import Fleet, build_fleet
 
 from nekro.app import use_cases
 from nekro.app.services import Services
-from storage.repositories.memory import Summary
+from storage.repositories.chats import Summary
 from storage.repositories.rounds import Round
 from storage.states import FINAL_ROUND_STATES, RoundState
 

@@ -19,7 +19,7 @@ from nekro.cli.environment import environment_of
 from nekro.cli.main import main
 from nekro_agent.errors import BrokerUnavailableError
 from storage.engine import Database
-from storage.repositories.memory import TurnVariables
+from storage.repositories.chats import TurnVariables
 from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
 from storage.transaction import Transaction

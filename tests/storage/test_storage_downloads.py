@@ -6,7 +6,7 @@ import pytest
 
 from nekro_agent.errors import FencedError
 from storage.engine import Database
-from storage.repositories.downloads import DOWNLOAD_CLAIMS
+from storage.repositories.leases import DOWNLOAD_CLAIMS
 
 CLAIM = {"request": "r", "owner": "w"}
 

@@ -12,7 +12,7 @@ from sqlalchemy import text as sql
 
 from nekro_agent.shared_clock import shared_time
 from storage.engine import Database
-from storage.listings.turns import TurnFilter, TurnPosition, terms_of
+from storage.listings.chats import TurnFilter, TurnPosition, terms_of
 from storage.repositories.rounds import Round, RoundReport, RoundRequest
 from storage.states import RoundState, TriggerKind
 from storage.transaction import Transaction

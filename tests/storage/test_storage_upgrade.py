@@ -20,7 +20,7 @@ from sqlalchemy import Connection, inspect, select
 from broker_config.settings import DatabaseSettings, StoreSettings
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore
-from storage.listings.turns import TurnFilter
+from storage.listings.chats import TurnFilter
 from storage.migrate import check, known_revisions, locked, upgrade
 from storage.states import CallState, RoundState
 from storage.tables import metadata

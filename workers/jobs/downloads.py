@@ -22,7 +22,7 @@ from nekro_agent.ports import DownloadReport, DownloadStatus
 from nekro_agent.shared_clock import elapsed_seconds
 from storage.driver.errors import outlasting
 from storage.engine import Database
-from storage.repositories.downloads import DownloadRecord
+from storage.repositories.leases import DownloadRecord
 from storage.transaction import Transaction
 
 __all__ = ["DownloadSweep", "SqlDownloads"]

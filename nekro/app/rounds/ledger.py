@@ -30,9 +30,9 @@ from nekro.sandbox.models import STOPS, StopType
 from nekro_agent.errors import LLMError, NekroError, StorageUnavailableError
 from nekro_agent.ports import JobState, MessageKind
 from storage.engine import Database
-from storage.listings.turns import terms_of
+from storage.listings.chats import terms_of
+from storage.repositories.chats import TurnVariables
 from storage.repositories.events import EventRepository
-from storage.repositories.memory import TurnVariables
 from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import ClaimedRound, Round, RoundReport, RoundRequest
 from storage.states import RoundState, TriggerKind

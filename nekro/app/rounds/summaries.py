@@ -27,7 +27,7 @@ from nekro.base.tasks import end_tasks, log_errors
 from nekro_agent.errors import BudgetExceededError, LLMError
 from nekro_agent.ports import ChatInfo
 from storage.engine import Database
-from storage.repositories.memory import NewSummary, Summary
+from storage.repositories.chats import NewSummary, Summary
 from storage.transaction import Transaction
 
 __all__ = ["RETRY_SECONDS", "ChatSummaries", "summary_before"]

@@ -20,7 +20,7 @@ from nekro_agent.tools.visible_text import visible_lines
 
 if TYPE_CHECKING:
     from nekro_client.models import Round
-    from storage.repositories.memory import Summary
+    from storage.repositories.chats import Summary
     from storage.repositories.messages import Message
 
 __all__ = [

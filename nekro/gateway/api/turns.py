@@ -21,7 +21,7 @@ from nekro.operations.pages import Moment, cursor_invalid, cursor_of, number_of,
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NotFoundError
 from nekro_client.models import Call, Page, ReplayedTurn, ReplayTurnBody, Round, Turn, TurnState, TurnSummary
-from storage.listings.turns import TurnFilter, TurnPosition
+from storage.listings.chats import TurnFilter, TurnPosition
 from storage.repositories.rounds import Round as RoundRow
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from nekro.gateway.streams.turn_states import TurnEnd, awaited, turn_cause
 from nekro_client.models import TurnState, TurnSummary
-from storage.listings.turns import ListedRound, TurnFilter, TurnPosition
+from storage.listings.chats import ListedRound, TurnFilter, TurnPosition
 from storage.repositories.events import ChatEvent
 from storage.states import ApprovalState, TriggerKind
 from storage.transaction import Transaction
