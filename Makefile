@@ -95,9 +95,9 @@ PYTHON_PROCESSES ?= 4
 test-pythons: install ## Run the default tests on each other CPython of this machine (3.11 to 3.14), without those of files and pages.
 	@scripts/test-pythons --processes $(PYTHON_PROCESSES) -m 'not slow and not extended and not one_python' $(STATIC) $(PYTEST_ARGS)
 
-# What depends on the rights of the user who runs the tests; rights change no clock and no span.
+# What depends on the rights of the user who runs the tests; rights change no clock, no span and no pooler.
 BY_USER := tests/sandbox tests/security tests/system \
-	$(addprefix --ignore=tests/system/,test_clocks.py test_observability.py test_tracing.py)
+	$(addprefix --ignore=tests/system/,test_clocks.py test_observability.py test_pooler.py test_tracing.py)
 
 test-user: install ## As root: run the tests of sandboxes, security and whole systems as an ordinary user who is made for it.
 	@scripts/test-user $(PARALLEL) -m 'not slow and not one_python' $(BY_USER) $(PYTEST_ARGS)

@@ -1,6 +1,6 @@
 """Python processes that start fast: forked from a server that has imported what workers import.
 
-The server is the standard library's, one per test process, started at the first use. A forked process runs
+The server is the standard library's, one per run of tests, or started at the first use. A forked process runs
 what ``python -m MODULE ARGUMENTS`` runs; tests of an interpreter's start, flags or search path start one
 with `subprocess`.
 """
@@ -21,7 +21,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from fcntl import ioctl
 from functools import partial
-from multiprocessing import reduction
+from multiprocessing import forkserver, reduction
 from pathlib import Path
 from tempfile import TemporaryFile
 from termios import TIOCSCTTY
@@ -77,6 +77,14 @@ _CONTEXT.set_forkserver_preload(
         "workers.pools.thread_pool",
     ]
 )
+
+
+def start_server() -> None:
+    """Start the server, for this process and those that it forks: each would import all again."""
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server.ensure_running()
+    # In a forked process it would look for the server among its own children, and start another.
+    server.ensure_running = lambda: None
 
 
 #: Commands that start no other.

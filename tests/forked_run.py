@@ -18,9 +18,11 @@ from contextlib import suppress
 from itertools import groupby
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from tempfile import TemporaryFile
 from typing import Any, NoReturn
 
 import pytest
+from _pytest.capture import FDCapture
 
 #: Processes that may die. More end the run, as each may have hung up to its time limit.
 MOST_DEATHS = 1
@@ -44,17 +46,16 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     if config.option.processes < 2 or config.option.collectonly or session.testsfailed:
         return None
     session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined] # one for all processes
-    capture = config.pluginmanager.getplugin("capturemanager")
     terminal = config.pluginmanager.getplugin("terminalreporter")
     if terminal is not None:
         terminal.showfspath = False  # the results of several files mix
-    capture.stop_global_capturing()
+    if "forked_process" in sys.modules:  # imported by tests
+        sys.modules["forked_process"].start_server()
     run = _Run(session)
     try:
         run.to_the_end()
     finally:
         run.stop()
-        capture.start_global_capturing()
     if session.shouldfail:
         raise session.Failed(session.shouldfail)
     if session.shouldstop:
@@ -192,7 +193,7 @@ def _run_files(session: pytest.Session, connection: Connection) -> NoReturn:
         if reporter is not None:
             config.pluginmanager.unregister(reporter)
         config.pluginmanager.register(_Reporter(config, connection))
-        config.pluginmanager.getplugin("capturemanager").start_global_capturing()
+        _own_captured_output(config)
         numbers = _numbers(connection)
         number = next(numbers, None)
         while number is not None:
@@ -215,6 +216,15 @@ def _run_files(session: pytest.Session, connection: Connection) -> NoReturn:
         with suppress(BaseException):
             atexit._run_exitfuncs()
         os._exit(code)
+
+
+def _own_captured_output(config: pytest.Config) -> None:
+    """Let the streams of the collection, which imported modules may keep, write to files of this process."""
+    capturing = config.pluginmanager.getplugin("capturemanager")._global_capturing
+    for stream in (capturing.out, capturing.err):
+        if isinstance(stream, FDCapture):
+            with TemporaryFile() as own:
+                os.dup2(own.fileno(), stream.tmpfile.fileno(), inheritable=False)
 
 
 def _numbers(connection: Connection) -> Iterator[int]:

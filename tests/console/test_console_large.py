@@ -77,6 +77,9 @@ def test_a_turn_of_2000_calls_is_complete_and_only_what_is_seen_is_laid_out(
             }
             assert figures[name]["laid_out"] < CALLS / 4
             assert figures[name]["bars"] < CALLS
+            if size is PHONE:  # the filter does not depend on the window
+                window.check()
+                continue
             page.get_by_label("Filter calls by method").fill("nothing")
             page.wait_for_function("() => document.querySelectorAll('.call').length === 0")
             page.get_by_label("Filter calls by method").fill("weigh")

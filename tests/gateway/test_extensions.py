@@ -44,6 +44,12 @@ DOCUMENTED = {
 }
 
 
+@pytest.fixture(scope="module")
+def database_url(sqlite_url: str) -> str:
+    """One kind of database: `test_sse_adapter` passes messages of a chat platform through both."""
+    return sqlite_url
+
+
 def without(name: str, settings: Settings) -> Settings:
     """The settings that leave out one extension."""
     return settings.model_copy(update={"extensions": tuple(sorted(PATHS.keys() - {name}))})
