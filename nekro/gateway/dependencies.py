@@ -55,7 +55,7 @@ def take_stream(request: Request, identity: Identity | None = None) -> None:
     """Count a stream until its request ends.
 
     Raises:
-        RefusedError: 429, as from ``OpenStreams.counted``.
+        OverloadedError, RefusedError: as from ``OpenStreams.counted``.
     """
     streams: OpenStreams = request.app.state.streams
     held: ExitStack = request.state.held

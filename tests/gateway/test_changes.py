@@ -14,7 +14,7 @@ import pytest
 import redis
 from gateway_server import served
 from test_stream_tickets import make_key
-from waiting import WAIT_SECONDS
+from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
 from broker_config.keys import Keys
@@ -297,6 +297,23 @@ async def test_announcements_that_were_missed_are_a_reset(fresh_fleet: Fleet, se
         await reader.hears("reset")
         async with reading(http, after=position) as back:
             assert back.seen[0] == ("reset", None)
+
+
+async def test_events_that_the_database_lost_are_a_reset(fresh_fleet: Fleet, services: Services) -> None:
+    app = create_app(fresh_fleet.settings)
+    events = f"/api/v1/chats/{CHAT}/events"
+    async with served(app) as http, reading(http) as reader, http.stream("GET", events):
+        await eventually(lambda: app.state.hub.readers == 1, what="the reader of events")
+        await write(services, CHAT, "message.received")
+        await reader.hears("chats", CHAT)
+        del reader.seen[:]
+        async with services.database.begin() as tx:
+            for change in ("DELETE FROM chat_events", "UPDATE chats SET last_event = 0"):
+                await tx.connection.exec_driver_sql(f"{change} WHERE chat_key = '{CHAT}'")
+        await reader.hears("reset")
+        # The number of the lost event is given again.
+        await write(services, CHAT, "message.received")
+        await reader.hears("chats", CHAT)
 
 
 @pytest.mark.extended

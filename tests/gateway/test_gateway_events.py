@@ -22,6 +22,7 @@ from nekro.app import use_cases
 from nekro.app.chats.events import record
 from nekro.app.services import Services
 from nekro.extensions.mcp.server.subscriptions import Changes
+from nekro.gateway.access import limits
 from nekro.gateway.app import create_app
 from nekro.gateway.streams import events as channels
 from nekro.gateway.streams import hub as hubs
@@ -343,7 +344,7 @@ async def test_the_end_of_the_hub_ends_its_streams(services: Services, chat: str
 async def test_a_gateway_refuses_more_streams_than_it_may_have(
     fleet: Fleet, chat: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hubs, "_MOST_READERS", 1)
+    monkeypatch.setattr(limits, "_MOST_STREAMS", 1)
     app = create_app(fleet.settings)
     async with served(app) as client:
         async with client.stream("GET", path(chat)):
@@ -400,7 +401,7 @@ async def lose(services: Services, chat_key: str, *, after: int) -> None:
 
 
 @pytest.mark.parametrize("added", [0, 2, 3])
-async def test_a_reader_of_lost_events_gets_the_position_to_read_again_from(
+async def test_a_reader_of_lost_events_reads_the_chat_again(
     fleet: Fleet, services: Services, chat: str, added: int
 ) -> None:
     """The numbers of the lost events are given to others: not yet, as many, or more."""
@@ -418,17 +419,17 @@ async def test_a_reader_of_lost_events_gets_the_position_to_read_again_from(
                 if added:
                     await add(services, chat, added, kind="message.noted")
                 (lost,) = [frame async for frame in reading]
-            assert (lost.event, lost.id, lost.last_id) == ("events.lost", 3, "3")
-            assert lost.data["data"] == {"after": 3} and lost.data["number"] is None
+            assert (lost.event, lost.id, lost.last_id) == ("events.lost", 0, "0")
+            assert lost.data["data"] == {"after": 0} and lost.data["number"] is None
             # Also to readers of other types of events.
             assert [frame.event async for frame in frames(other)] == ["events.lost"]
         await eventually(lambda: app.state.hub.readers == 0, what="the end of the streams")
         await add(services, chat, kind="message.noted")
         headers = {"Last-Event-ID": lost.last_id}
         async with client.stream("GET", path(chat), headers=headers) as response:
-            again = await take(response, added + 1)
-    assert [frame.id for frame in again] == list(range(4, 5 + added))
-    assert {frame.event for frame in again} == {"message.noted"}
+            again = await take(response, 3 + added + 1)
+    assert [frame.id for frame in again] == list(range(1, 5 + added))
+    assert {frame.event for frame in again[3:]} == {"message.noted"}
 
 
 async def test_readers_of_live_events_outlast_a_loss_of_kept_ones(

@@ -1,10 +1,10 @@
-"""Limits of keys: requests per minute, and streams that are open.
+"""Limits of keys, requests per minute, and of the streams that are open.
 
 A key may use its minute at once; then requests come back one by one (the generic cell rate algorithm). Redis
 counts them for all gateways together. While it does not answer, each gateway counts by itself, so N gateways
 admit at most N times the rate. Answers have the headers of the IETF's draft-ietf-httpapi-ratelimit-headers.
 
-The open streams of one key, and of one address, are counted in each process.
+The open streams of the process, of one key and of one address are counted in each process.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from broker_config.settings import GatewaySettings, Settings
 from nekro.broker.redis.link import RedisLink, Script
 from nekro.operations.actor import Identity, RefusedError
 from nekro_agent.durations import FRESH_SECONDS
+from nekro_agent.errors import OverloadedError
 
 __all__ = [
     "OpenStreams",
@@ -122,6 +123,8 @@ def _headers(rate: int, owed: float) -> dict[str, str]:
     }
 
 
+#: Open streams of one process; each takes about 100 KB.
+_MOST_STREAMS: Final = 10_000
 #: When a refused client may try again; when a stream ends cannot be known.
 _RETRY_SECONDS: Final = 5
 #: A network that one host or home has as a whole.
@@ -134,6 +137,7 @@ class OpenStreams:
     def __init__(self, settings: GatewaySettings) -> None:
         """Count from 0; the limits are ``streams_per_key`` and ``streams_per_address``."""
         self._settings = settings
+        self._open = 0
         self._keys: Counter[str] = Counter()
         self._addresses: Counter[str] = Counter()
 
@@ -146,17 +150,24 @@ class OpenStreams:
             host: address of the client; None on a Unix socket.
 
         Raises:
+            OverloadedError: the process has as many as it may have.
             RefusedError: 429, the key or the address has as many as it may have.
         """
+        if self._open >= _MOST_STREAMS:
+            raise OverloadedError(
+                f"this gateway has {_MOST_STREAMS} open streams; close some, or connect to another gateway"
+            )
         address = None if host is None else _network(host)
         _require(self._keys, key_id, self._settings.streams_per_key, "the key")
         _require(self._addresses, address, self._settings.streams_per_address, "the address")
         taken = [(c, name) for c, name in ((self._keys, key_id), (self._addresses, address)) if name]
+        self._open += 1
         for counter, name in taken:
             counter[name] += 1
         try:
             yield
         finally:
+            self._open -= 1
             for counter, name in taken:
                 counter[name] -= 1
                 if not counter[name]:

@@ -91,7 +91,6 @@ async def run_code(
         if not accepts(request, EVENT_STREAM):
             await closing.enter_async_context(execution)
             return await execution.answer_for(request)
-        hub.require_room()
         take_stream(request, identity)
         reader = await closing.enter_async_context(hub.live(body.chat_key))
         await closing.enter_async_context(execution)

@@ -112,9 +112,9 @@ class StreamAnswer(_CountedStream):
         except SlowReaderError as exc:
             self._end = _End.SLOW
             logger.bind(reason=str(exc)).info("event_stream_ended")
-        except EventsLostError as exc:
+        except EventsLostError:
             self._end = _End.LOST
-            yield lost_frame(chat_key, exc.after)
+            yield lost_frame(chat_key)
 
 
 router = APIRouter(route_class=KeyedRoute, tags=["events"])
@@ -151,9 +151,9 @@ async def read_events(
 
     `id:` names a kept event, by its number and a mark; live events have none. A client that connects again
     with `Last-Event-ID` gets every kept event once and in order. The server ends the stream of a reader that
-    does not take its events. The event `events.lost` says that the database has lost the events after
-    `data.after`; the stream ends with it, and goes on there when the client connects again. A browser takes
-    the URL from `POST /stream-tickets`.
+    does not take its events. The event `events.lost` says that the database has lost events of the chat;
+    the stream ends with it, and begins with the oldest kept event, after `data.after` (0), when the client
+    connects again. A browser takes the URL from `POST /stream-tickets`.
     """
     identity.require(Scope.READ, chat_key=chat_key)
     wanted = _types(types)
@@ -161,14 +161,13 @@ async def read_events(
     position = _position(last_event_id)
     if position is None and after is not None:
         position = Position(after)
-    hub.require_room()
     take_stream(request, identity)
     # An outage of the database is an error, not an empty stream.
     newest = await hub.newest(chat_key, after=None if position is None else position.number)
     try:
         begin = newest if position is None else await hub.checked(chat_key, position, newest)
-    except EventsLostError as exc:
-        return EventSourceResponse(iter([lost_frame(chat_key, exc.after)]))
+    except EventsLostError:
+        return EventSourceResponse(iter([lost_frame(chat_key)]))
     stream = hub.stream(chat_key, after=begin.number, types=wanted, with_live=live, owner=identity)
     return StreamAnswer(chat_key, stream, begin)
 
@@ -215,7 +214,6 @@ async def read_changes(
     """
     if not kinds_of(identity):
         raise RefusedError(HTTPStatus.FORBIDDEN, "scope_missing", "the key lacks the scope 'read'")
-    hub.require_room()
     take_stream(request, identity)
     changes: Changes = request.app.state.changes
     return ChangeAnswer(changes.stream(identity, last_id=last_event_id))

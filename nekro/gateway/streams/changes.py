@@ -35,9 +35,7 @@ __all__ = ["Changes"]
 _LINGER_SECONDS: Final = 30.0
 #: Different hints whose newest number is kept, for readers that come back.
 _MOST_KEPT: Final = 5_000
-#: Announcements that are remembered until they come a second time, at most some 0.1 s later.
-_MOST_PASSED_ON: Final = 1_000
-#: Every so many rounds of watching, announcements of events are looked for that were lost.
+#: Every so many rounds of watching, events are looked for whose announcement was lost.
 _LOST_EVERY: Final = 5
 #: How far back that looks: three such searches. An event that takes longer from its time to its commit is
 #: sent only with the chat's next one.
@@ -72,7 +70,7 @@ class Changes:
         self._observed = ExitStack()
         self._watching: asyncio.Task[None] | None = None
         self._is_closed = False
-        self._epoch, self._number = new_id()[:16], 0
+        self._number = 0
         #: The number of each hint's newest occurrence, the oldest first.
         self._kept: dict[Hint, int] = {}
         #: Every hint with a greater number is kept.
@@ -82,12 +80,10 @@ class Changes:
         self._flushed_at = float("-inf")
         self._marks: dict[ChangeKind, Marks] = {}
         self._looking = asyncio.Lock()
-        #: Announcements that were passed on: each comes from the process itself and from the broker.
-        self._passed_on: dict[tuple[str, int], frozenset[str]] = {}
-        #: Newest number of an event per hint: announced, and as the last search for lost ones found it. Not
-        #: per chat: the announcement of an event of another kind says nothing about one that was lost before.
-        self._announced: dict[Hint, int] = {}
-        self._found: dict[Hint, int] = {}
+        self._begin_epoch()
+        #: Number up to which the events of a hint were passed on. Not per chat: the announcement of an event
+        #: of another kind says nothing about one that was lost before.
+        self._events: dict[Hint, int] = {}
 
     async def stream(self, identity: Identity, *, last_id: str | None) -> AsyncGenerator[bytes, None]:
         """Yield server-sent events until the key is no longer valid or the gateway stops.
@@ -96,7 +92,7 @@ class Changes:
             last_id: id of the last event that the reader has; None begins.
         """
         reader = ChangeReader(identity)
-        with self._hub.counted(), self._hub.owned(identity, reader.end):
+        with self._hub.owned(identity, reader.end):
             await self._begin(reader)
             try:
                 self._resume(reader, last_id)
@@ -126,19 +122,15 @@ class Changes:
         kinds: Iterable[ChangeKind] = _ALL_OF_CHAT
         if types:
             kinds = set(chain.from_iterable(_KINDS.get(one, ()) for one in types))
-        hints = [Hint(kind, chat_key) for kind in kinds]
-        for hint in hints:
-            self._announced[hint] = max(number, self._announced.get(hint, 0))
-        if types and types <= self._passed_on.get((chat_key, number), frozenset()):
-            return
-        self._passed_on[chat_key, number] = types
-        if len(self._passed_on) > _MOST_PASSED_ON:
-            del self._passed_on[next(iter(self._passed_on))]
+        # Each announcement comes from the process itself and from the broker.
+        hints = [hint for kind in kinds if number > self._events.get(hint := Hint(kind, chat_key), 0)]
+        self._events |= dict.fromkeys(hints, number)
         self._pass_on(hints)
 
     def missed(self) -> None:
-        """Send every reader the hint to read everything again, because announcements were missed."""
+        """Send every reader the hint to read all again: it missed events, or the database lost some."""
         self._begin_epoch()
+        self._events.clear()
         for reader in self._readers:
             reader.reset()
 
@@ -168,7 +160,7 @@ class Changes:
             reader.add(hint for hint, at in self._kept.items() if at > after)
 
     def _begin_epoch(self) -> None:
-        self._epoch = new_id()[:16]
+        self._epoch, self._epoch_at = new_id()[:16], shared_time()
         self._kept.clear()
         self._forgotten = self._number
 
@@ -184,7 +176,7 @@ class Changes:
         if self._flushing is not None:
             self._flushing.cancel()
             self._flushing = None
-        for known in (self._waiting, self._marks, self._announced, self._found):
+        for known in (self._waiting, self._marks, self._events):
             known.clear()
 
     def _pass_on(self, hints: Iterable[Hint]) -> None:
@@ -208,8 +200,6 @@ class Changes:
             reader.add(hints)
 
     async def _watch(self) -> None:
-        with log_errors("lost_announcements_not_looked_for"):
-            self._announced = {**await self._recent(), **self._announced}
         rounds = 0
         while True:
             await asyncio.sleep(FRESH_SECONDS)
@@ -240,20 +230,23 @@ class Changes:
                 self._pass_on(Hint(kind, key) for key in changed)
 
     async def _find_lost(self) -> None:
-        """Send hints for events whose announcement was lost.
-
-        An announcement may be on its way, so only what the search before found already is missing.
-        """
+        """Send hints for events whose announcement was lost, and forget numbers that are no longer needed."""
+        before = dict(self._events)
         found = await self._recent()
-        lost = {hint: number for hint, number in self._found.items() if number > self._announced.get(hint, 0)}
+        newest: dict[str | None, int] = {}
+        for hint, number in found.items():
+            newest[hint.chat_key] = max(number, newest.get(hint.chat_key, 0))
+        lost = [hint for hint, number in found.items() if number > self._events.get(hint, 0)]
+        # An announcement that is on its way may name a later event of the same transaction.
+        self._events |= {hint: newest[hint.chat_key] for hint in lost}
+        for hint, number in before.items():
+            if hint not in found and self._events.get(hint) == number:
+                del self._events[hint]
         self._pass_on(lost)
-        self._announced |= lost
-        self._found = found
-        self._announced = {hint: self._announced[hint] for hint in found.keys() & self._announced.keys()}
 
     async def _recent(self) -> dict[Hint, int]:
-        """Return the newest number of an event per hint."""
-        since = shared_time() - timedelta(seconds=_LOST_SECONDS)
+        """Return the newest number of an event per hint; at its beginning a reader reads what was before."""
+        since = max(self._epoch_at, shared_time() - timedelta(seconds=_LOST_SECONDS))
         async with self._services.database.read() as transaction:
             rows = await transaction.change_listing.recent_events(since=since)
         newest: dict[Hint, int] = {}

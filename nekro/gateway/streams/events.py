@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -61,15 +61,13 @@ def mark_of(at: datetime | None) -> str | None:
     return None if at is None else f"{round(at.timestamp() * 1_000_000) & 0xFFFFFFFF:08x}"
 
 
-def lost_frame(chat_key: str, after: int) -> bytes:
-    """Return the last server-sent event of a reader that has events which the database has lost.
+def lost_frame(chat_key: str) -> bytes:
+    """Return the last server-sent event of a reader that may have events which the database has lost.
 
-    Args:
-        after: number of the last event that the reader has and that still counts; it resumes there.
+    The reader resumes after number 0: no event that it has counts.
     """
-    data = {"after": after}
-    event = Event(type=EventType.EVENTS_LOST, chat_key=chat_key, at=shared_time(), data=data)
-    return f"id: {after}\r\nevent: {event.type}\r\ndata: {json_text(event)}\r\n\r\n".encode()
+    event = Event(type=EventType.EVENTS_LOST, chat_key=chat_key, at=shared_time(), data={"after": 0})
+    return f"id: 0\r\nevent: {event.type}\r\ndata: {json_text(event)}\r\n\r\n".encode()
 
 
 class StreamEvent:
@@ -195,11 +193,10 @@ class Channel:
         self.newest = newest.number
         #: The mark of that event; None: unknown.
         self.mark = newest.mark
-        self._begin = newest
         #: Number of the newest event that was announced.
         self.announced = newest.number
-        #: Number of the last event that still counts, when the database has lost later ones; None before.
-        self.lost_after: int | None = None
+        #: Whether the database has lost events of the ring.
+        self.is_lost = False
         #: The task that reads rows, while one does.
         self.reading: asyncio.Task[None] | None = None
 
@@ -232,27 +229,10 @@ class Channel:
         """Number of the event before the ring."""
         return self.newest - len(self._ring)
 
-    def _mark_of(self, number: int) -> str | None:
-        event = self.find(number)
-        if event is None:
-            return self._begin.mark if number == self._begin.number else None
-        return event.mark
-
     def find(self, number: int) -> StreamEvent | None:
         """Return an event of the ring."""
         at = number - self.oldest - 1
         return self._ring[at] if 0 <= at < len(self._ring) else None
-
-    def lose(self, kept: Iterable[tuple[int, str | None]]) -> None:
-        """End the streams of all readers: the database has lost events of the ring.
-
-        Args:
-            kept: numbers and marks of the events that it has, from ``oldest`` on; if none of them is known
-                here, no event counts.
-        """
-        agreed = (number for number, mark in kept if mark is not None and mark == self._mark_of(number))
-        self.lost_after = max(agreed, default=0)
-        self.wake()
 
     def wake(self) -> None:
         """Wake all readers."""

@@ -6,8 +6,7 @@ it is ended; it connects again with its last number and does not slow the others
 
 A database that fails over to a standby may lose its last transactions, and gives the numbers of their events
 again. The hub compares the newest event that it has with the database's, at each reading and every
-``FRESH_SECONDS``. Readers that have events which are lost are ended with the number of the last one that
-still counts.
+``FRESH_SECONDS``. It ends the readers of a chat that has lost events, and they read the chat again.
 """
 
 from __future__ import annotations
@@ -25,14 +24,12 @@ from nekro.gateway.streams.events import Channel, Position, Reader, StreamEvent,
 from nekro.gateway.streams.watch import EventWatch
 from nekro.operations.actor import Identity
 from nekro_agent.durations import FRESH_SECONDS, RETRY_SECONDS
-from nekro_agent.errors import OverloadedError, StorageError
+from nekro_agent.errors import StorageError
 from storage.repositories.events import ChatEvent
 
 __all__ = ["EventHub", "EventsLostError", "Observer", "SlowReaderError"]
 
 T = TypeVar("T")
-#: Open streams of one process; each takes about 100 KB.
-_MOST_READERS: Final = 10_000
 #: Rows of one reading.
 _PAGE: Final = 200
 #: Readings at a time: readers that connect again together must not take every database connection.
@@ -46,11 +43,10 @@ class SlowReaderError(Exception):
 
 
 class EventsLostError(Exception):
-    """A reader has events that the database has lost; its stream ends, and it can resume after ``after``."""
+    """A reader may have events that the database has lost; its stream ends, and it reads the chat again."""
 
-    def __init__(self, chat_key: str, after: int) -> None:
-        super().__init__(f"the database has lost events of chat {chat_key!r} after number {after}")
-        self.after = after
+    def __init__(self, chat_key: str) -> None:
+        super().__init__(f"the database has lost events of chat {chat_key!r}; read the chat again")
 
 
 class Observer(Protocol):
@@ -60,7 +56,7 @@ class Observer(Protocol):
         """Called with the number of a chat's newest event and the types of the new ones; empty: unknown."""
 
     def missed(self) -> None:
-        """Called when announcements were missed until now."""
+        """Called when announcements were missed until now, or the database has lost events."""
 
 
 class EventHub:
@@ -81,7 +77,6 @@ class EventHub:
         self._channels: dict[str, Channel] = {}
         #: By chat, those that get live events only, so that they need nothing of the database.
         self._live_readers: dict[str, set[Reader]] = {}
-        self._readers = 0
         self._readings = asyncio.Semaphore(_READINGS)
         self._checking: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -111,19 +106,9 @@ class EventHub:
 
     @property
     def readers(self) -> int:
-        """Number of open streams."""
-        return self._readers
-
-    def require_room(self) -> None:
-        """Return if one more stream may be opened.
-
-        Raises:
-            OverloadedError: the process has as many as it may have.
-        """
-        if self.readers >= _MOST_READERS:
-            raise OverloadedError(
-                f"this gateway has {_MOST_READERS} open streams; close some, or connect to another gateway"
-            )
+        """Number of readers of chats."""
+        readers = (*(channel.readers for channel in self._channels.values()), *self._live_readers.values())
+        return sum(map(len, readers))
 
     async def stream(
         self,
@@ -180,9 +165,8 @@ class EventHub:
         self._live_readers.setdefault(chat_key, set()).add(reader)
         self._need()
         try:
-            with self.counted():
-                await self.listening()
-                yield reader
+            await self.listening()
+            yield reader
         finally:
             self._live_readers[chat_key].remove(reader)
             if not self._live_readers[chat_key]:
@@ -191,8 +175,8 @@ class EventHub:
 
     async def _following(self, channel: Channel, reader: Reader) -> Sequence[StreamEvent]:
         """Return the next kept events of a reader; none if it has all that were read."""
-        if channel.lost_after is not None:
-            raise EventsLostError(channel.chat_key, min(channel.lost_after, reader.position))
+        if channel.is_lost:
+            raise EventsLostError(channel.chat_key)
         if channel.has(reader.position):
             reader.has_reached_ring = True
             return channel.after(reader.position)
@@ -230,15 +214,6 @@ class EventHub:
     async def listening(self) -> bool:
         """Wait until what is announced from now on is received; False if the broker does not answer."""
         return await self._watch.listening(seconds=FRESH_SECONDS)
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count a stream that is none of a chat."""
-        self._readers += 1
-        try:
-            yield
-        finally:
-            self._readers -= 1
 
     def announced(self, chat_key: str, number: int) -> None:
         """Read the new events of a chat, if it has readers."""
@@ -281,13 +256,11 @@ class EventHub:
             self.announced(chat_key, newest.number)
         reader = Reader(position=position)
         channel.readers.add(reader)
-        self._readers += 1
         self._need()
         try:
             yield channel, reader
         finally:
             channel.readers.discard(reader)
-            self._readers -= 1
             if not channel.readers and self._channels.get(chat_key) is channel:
                 del self._channels[chat_key]
                 if channel.reading is not None:
@@ -303,7 +276,7 @@ class EventHub:
                 if rows and rows[0].number == channel.newest:
                     known = rows.pop(0)
                     if channel.mark not in (None, mark_of(known.created_at)):
-                        await self._lose(channel)
+                        self._lose(channel)
                         return
                 if not rows:  # announced by a transaction of a database that has lost it
                     channel.announced = channel.newest
@@ -316,19 +289,15 @@ class EventHub:
         async with self._readings, self._database.read() as transaction:
             return await transaction.events.after(chat_key, number=after, limit=_PAGE)
 
-    async def _lose(self, channel: Channel) -> None:
+    def _lose(self, channel: Channel) -> None:
         """End the streams of a chat whose newest events the database has lost."""
         logger.bind(chat_key=channel.chat_key, number=channel.newest).warning("events_lost")
         if self._channels.get(channel.chat_key) is channel:
             del self._channels[channel.chat_key]
-        kept: list[ChatEvent] = []
-        while rows := await self._read_with_retries(
-            self._page, channel.chat_key, kept[-1].number if kept else channel.oldest - 1
-        ):
-            kept += rows
-            if kept[-1].number >= channel.newest:
-                break
-        channel.lose((row.number, mark_of(row.created_at)) for row in kept)
+        channel.is_lost = True
+        channel.wake()
+        for observer in self._observers:
+            observer.missed()
 
     async def checked(self, chat_key: str, position: Position, newest: Position) -> Position:
         """Return where a reader goes on; it must have events that the database still has, or had once.
@@ -342,7 +311,7 @@ class EventHub:
         if position.number > newest.number:
             if position.mark is None:
                 return newest
-            raise EventsLostError(chat_key, 0)
+            raise EventsLostError(chat_key)
         channel = self._channels.get(chat_key)
         found = None if channel is None else channel.find(position.number)
         mark = newest.mark if position.number == newest.number else found.mark if found else None
@@ -350,7 +319,7 @@ class EventHub:
             rows = await self._page(chat_key, position.number - 1)
             mark = next((mark_of(row.created_at) for row in rows if row.number == position.number), None)
         if None not in (mark, position.mark) and mark != position.mark:
-            raise EventsLostError(chat_key, 0)
+            raise EventsLostError(chat_key)
         return position
 
     async def newest(self, chat_key: str, *, after: int | None = None) -> Position:
@@ -422,6 +391,6 @@ class EventHub:
             number, at = found.get(chat_key, (0, None))
             is_other = number == newest and None not in (at, mark) and mark_of(at) != mark
             if number < newest or is_other:
-                await self._lose(channel)
+                self._lose(channel)
             else:
                 self.announced(chat_key, number)

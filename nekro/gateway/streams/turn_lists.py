@@ -52,7 +52,7 @@ async def read_turns(
             turns are looked at, so a page may have fewer turns than ``limit``, and a next one.
     """
     states = None if state is None else _RECORDED[state]
-    size = limit if state is None and has_chat is None else max(limit, _BATCH)
+    size = limit + 1 if state is None and has_chat is None else max(limit + 1, _BATCH)
     kept: list[TurnSummary] = []
     seen = 0
     while True:
@@ -60,12 +60,12 @@ async def read_turns(
         own = [item for item in firsts if has_chat is None or has_chat(item.chat_key)]
         summaries = await _summaries(transaction, own)
         for first in firsts:
-            after = TurnPosition(requested_at=first.requested_at, sequence=first.sequence)
             turn = summaries.get(first.id)
             if turn is not None and state in (None, turn.state):
+                if len(kept) == limit:
+                    return kept, after
                 kept.append(turn)
-            if len(kept) == limit:
-                return kept, after
+            after = TurnPosition(requested_at=first.requested_at, sequence=first.sequence)
         seen += len(firsts)
         if len(firsts) < size:
             return kept, None

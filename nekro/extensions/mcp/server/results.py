@@ -119,7 +119,6 @@ async def reported(hub: EventHub, chat_key: str, call_id: str, report: Report | 
 
 async def _reader(hub: EventHub, chat_key: str, call_id: str, closing: AsyncExitStack) -> Reader | None:
     try:
-        hub.require_room()
         return await closing.enter_async_context(hub.live(chat_key))
     except NekroError as exc:  # the call does not depend on its reports
         logger.bind(call_id=call_id, error=str(exc)).info("mcp_progress_missing")

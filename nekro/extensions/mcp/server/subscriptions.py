@@ -70,7 +70,6 @@ class Changes:
             raise MCPError(INVALID_PARAMS, f"a client may watch at most {_MOST_URIS} resources at a time")
         if self._is_closed:
             raise MCPError(INVALID_PARAMS, "this gateway is stopping; connect again")
-        self._hub.require_room()
         if ctx.request is not None:
             take_stream(ctx.request, caller.identity)
         bus = InMemorySubscriptionBus()
