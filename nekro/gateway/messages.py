@@ -1,7 +1,4 @@
-"""Messages of people: their parts, how they are received, and how they are shown.
-
-Parts of requests are stored in the chat's uploads, those of rows are described.
-"""
+"""Messages that people post: their parts, which are stored in the chat's uploads, and their turns."""
 
 from __future__ import annotations
 
@@ -10,40 +7,23 @@ import mimetypes
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final
-from urllib.parse import quote
 
 from nekro.agent.multimodal import image_data
-from nekro.app.chats.attachments import Attachment, FileIds, attachments_of
+from nekro.app.chats.attachments import Attachment, FileIds
 from nekro.app.services import Services
 from nekro.operations.actor import Identity, RefusedError, Scope
 from nekro.operations.admission import KeyFiles, require_budget
+from nekro.operations.messages import message_answer
 from nekro_agent.errors import NotFoundError, UsageError
 from nekro_agent.files.names import HEAD_BYTES, suffix_of
 from nekro_agent.ports import IncomingMessage
-from nekro_client import models
-from nekro_client.models import (
-    FileInfo,
-    FilePart,
-    ImagePart,
-    NewFilePart,
-    NewImagePart,
-    NewPart,
-    NewTextPart,
-    Part,
-    PostedMessage,
-    TextPart,
-)
-from storage.repositories.messages import Message
+from nekro_client.models import NewFilePart, NewImagePart, NewPart, NewTextPart, PostedMessage
 
 __all__ = [
     "MOST_PARTS",
     "Content",
-    "file_info",
-    "message_answer",
-    "message_parts",
     "post_message",
     "sender_of",
     "stored_content",
@@ -99,43 +79,6 @@ async def stored_content(
     return Content(text="\n".join(texts), segments=[] if is_plain else segments)
 
 
-def file_info(ids: FileIds, chat_key: str, file: Attachment) -> FileInfo:
-    """Return the description of a file of a message."""
-    file_id = ids.make(chat_key, file.path, modified_ns=file.modified_ns)
-    return FileInfo(
-        id=file_id,
-        name=file.name,
-        path=file.path,
-        media_type=file.media_type,
-        size_bytes=file.size_bytes or 0,
-        sha256=file.sha256,
-        created_at=_moment(file.modified_ns),
-        url=f"/api/v1/chats/{quote(chat_key, safe='')}/files/{file_id}",
-    )
-
-
-def message_parts(ids: FileIds, row: Message) -> list[Part]:
-    """Return the parts of a recorded message, in order."""
-    found: list[Part] = []
-    segments = (row.data or {}).get("content_data")
-    if not isinstance(segments, list) or not segments:
-        segments = [{"type": "text", "text": row.text}] if row.text else []
-    for segment in segments:
-        if isinstance(segment, Mapping) and segment.get("type") == "text":
-            found.append(TextPart(text=str(segment.get("text") or "")))
-        elif isinstance(segment, Mapping):
-            found += _file_parts(ids, row.chat_key, attachments_of({"content_data": [segment]}))
-    data = {name: value for name, value in (row.data or {}).items() if name != "content_data"}
-    return [*found, *_file_parts(ids, row.chat_key, attachments_of(data))]
-
-
-def _file_parts(ids: FileIds, chat_key: str, files: Sequence[Attachment]) -> list[Part]:
-    return [
-        (ImagePart if file.kind == "image" else FilePart)(file=file_info(ids, chat_key, file))
-        for file in files
-    ]
-
-
 async def _stored(
     uploads: KeyFiles, ids: FileIds, chat_key: str, part: NewImagePart | NewFilePart
 ) -> Attachment:
@@ -180,34 +123,6 @@ def _decoded(url: str, name: str | None, kind: str) -> tuple[str, bytes]:
 
 def _invalid(detail: str) -> RefusedError:
     return RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_part", detail)
-
-
-def _moment(nanoseconds: int | None) -> datetime | None:
-    return None if nanoseconds is None else datetime.fromtimestamp(nanoseconds / 1e9, UTC)
-
-
-def message_answer(row: Message, ids: FileIds, *, turn_id: str | None = None) -> models.Message:
-    """Return a message of a chat.
-
-    Args:
-        turn_id: the turn that it has just started; None: the recorded one.
-    """
-    return models.Message(
-        id=row.id,
-        sequence=row.sequence,
-        chat_key=row.chat_key,
-        kind=row.kind.value,
-        sender_id=row.sender_id,
-        sender_name=row.sender_name,
-        text=row.text,
-        parts=message_parts(ids, row),
-        turn_id=turn_id or row.turn_id,
-        call_id=row.call_id,
-        round_id=row.round_id,
-        plugin=row.plugin_key,
-        data=row.data,
-        created_at=row.created_at,
-    )
 
 
 def sender_of(identity: Identity, stated: str | None) -> str:

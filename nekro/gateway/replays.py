@@ -14,12 +14,13 @@ from nekro.app.chats.files import ChatFiles
 from nekro.app.chats.writer import message_bytes
 from nekro.app.services import Services
 from nekro.gateway.messages import post_message, sender_of
-from nekro.operations.actor import Identity, RefusedError
+from nekro.operations.actor import Actor, Identity, RefusedError, Scope
 from nekro.operations.admission import KeyFiles
+from nekro.operations.turns import first_round
 from nekro_agent import layout
 from nekro_agent.errors import NotFoundError, UsageError
 from nekro_agent.ports import ChatInfo, IncomingMessage, MessageKind
-from nekro_client.models import ReplayedTurn
+from nekro_client.models import ReplayedTurn, ReplayTurnBody
 from storage.repositories.messages import COPY_PREFIX, Message
 from storage.repositories.rounds import Round
 from storage.states import StoredKind, TriggerKind
@@ -31,7 +32,31 @@ __all__ = ["replay_turn"]
 _MOST_MESSAGES: Final = 500
 
 
-async def replay_turn(
+async def replay_turn(actor: Actor, turn_id: str, body: ReplayTurnBody) -> ReplayedTurn:
+    """Run a turn again in a new chat, which gets the history up to the message that caused the turn.
+
+    The old chat stays as it is. Messages, their files, persona and model group are copied; what plugins keep
+    for the chat, and `/app/shared`, are not. Methods run as always, also those with effects elsewhere.
+    """
+    once = actor.once
+    first = await first_round(actor, turn_id, Scope.READ)
+    chat_key = body.chat_key or f"{first.chat_key}-replay-{once.id[:8]}"
+    actor.identity.require(Scope.POST, chat_key=chat_key)
+
+    async def work() -> ReplayedTurn:
+        return await _replay(
+            actor.services,
+            actor.identity,
+            first,
+            chat_key=chat_key,
+            once=once.name,
+            is_again=once.is_repetition,
+        )
+
+    return await once.run(ReplayedTurn, work)
+
+
+async def _replay(
     services: Services, identity: Identity, first: Round, *, chat_key: str, once: str | None, is_again: bool
 ) -> ReplayedTurn:
     """Copy a chat up to the message that caused a turn, and post that message in the copy.

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from storage.caller_reads import LaneOverride
     from storage.listings.series import CostSum
     from storage.repositories.calls import Call
-    from storage.repositories.rounds import Round
 
 __all__ = [
     "act_answer",
@@ -34,7 +33,6 @@ __all__ = [
     "method_answer",
     "plugin_answer",
     "run_answer",
-    "stopped_round",
 ]
 
 
@@ -157,11 +155,6 @@ def act_answer(act: RecordedAct) -> models.Act:
         data=act.data,
         request_id=act.request_id,
     )
-
-
-def stopped_round(row: Round) -> models.StoppedRound:
-    """Return a round that a request stopped."""
-    return models.StoppedRound(id=row.id, number=row.number, state=row.state.value, worker=row.worker)
 
 
 def finished_call(envelope: Envelope, *, method: str, value: Any) -> models.Call:

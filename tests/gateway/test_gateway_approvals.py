@@ -20,8 +20,8 @@ from worker_fleet import Fleet
 
 from nekro.cli.environment import environment_of
 from nekro.gateway.app import create_app
-from nekro.gateway.streams.turn_states import TurnEnd
 from nekro.operations.actor import Scope
+from nekro.operations.turn_states import TurnEnd
 from nekro_agent.errors import StorageUnavailableError
 from nekro_client import AsyncClient, ConflictError, ForbiddenError, InvalidRequestError
 from nekro_client.models import EventType, TurnState

@@ -15,10 +15,10 @@ from nekro.app.chats.events import message_event, record, turn_started
 from nekro.app.rounds.turn_ends import Fault, turn_ends
 from nekro.app.services import Services
 from nekro.gateway.access.keys import create_key, new_key
-from nekro.gateway.api import chats as routes
-from nekro.gateway.api.chats import words_of
-from nekro.gateway.streams import turn_lists
+from nekro.operations import chats as routes
+from nekro.operations import turn_lists
 from nekro.operations.actor import Scope
+from nekro.operations.chats import words_of
 from nekro_agent.ports import MessageKind
 from nekro_agent.shared_clock import shared_time
 from storage.repositories.messages import NewMessage

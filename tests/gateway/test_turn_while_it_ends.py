@@ -9,7 +9,7 @@ from gateway_server import served
 from worker_fleet import Fleet
 
 from nekro.gateway.app import create_app
-from nekro.gateway.streams import turn_tree
+from nekro.operations import turns as turn_tree
 
 
 async def test_a_turn_that_ends_while_it_is_read_is_not_over_with_open_rounds(

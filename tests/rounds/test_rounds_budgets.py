@@ -18,8 +18,9 @@ from nekro.app import use_cases
 from nekro.app.budgets import day_of, read_budgets
 from nekro.cli.views.round_text import describe_round, round_lines
 from nekro.cli.views.turn_text import turn_lines
-from nekro.gateway.streams.turn_lists import read_turns
-from nekro.gateway.streams.turn_tree import read_rounds, read_turn
+from nekro.operations.actor import LOCAL, Actor
+from nekro.operations.turn_lists import list_turns
+from nekro.operations.turns import read_rounds, read_turn
 from nekro_agent.errors import BudgetExceededError, LLMError, StorageUnavailableError
 from nekro_agent.ports import MessageKind
 from nekro_client.event_types import EventType
@@ -326,13 +327,14 @@ async def test_an_answer_without_reported_tokens_is_marked_wherever_tokens_are_s
     async with bench.database.read() as tx:
         sums = await tx.spending_reports.sums("chat", since=None, until=None, after=None, limit=9)
         budgets = await read_budgets(tx, bench.settings.budgets, day=day_of(datetime.now(UTC)))
-        turns, _ = await read_turns(tx, TurnFilter(), limit=9, after=None)
+    local = Actor(services=bench.services, identity=LOCAL)
+    turns = await list_turns(local, TurnFilter(), limit=9, cursor=None)
     assert {one.key: one.estimated_requests for one in sums} == {"chat": 1, "other": 0}
     marked = {(one.id, one.measure): one.estimated_requests for one in budgets if one.id}
     assert marked == {
         ("chat", "tokens"): 1, ("chat", "rounds"): 0, ("other", "tokens"): 0, ("other", "rounds"): 0,
     }  # fmt: skip
-    listed = {turn.chat_key: turn for turn in turns}
+    listed = {turn.chat_key: turn for turn in turns.items}
     assert {key: turn.tokens_estimated for key, turn in listed.items()} == {"chat": True, "other": False}
     for key, turn in listed.items():
         tree = await read_turn(bench.services, turn.id)

@@ -20,7 +20,8 @@ from nekro.app.chats.events import LiveText
 from nekro.app.rounds import events as module
 from nekro.app.rounds.events import RoundEvents
 from nekro.base.redaction import Redactor
-from nekro.gateway.streams.turn_tree import read_call, read_turn
+from nekro.operations.actor import LOCAL, Actor
+from nekro.operations.turns import get_call, read_turn
 from nekro_agent.errors import LLMError, NotFoundError, StorageUnavailableError
 from nekro_client import models
 from nekro_client.event_types import EventType
@@ -128,10 +129,11 @@ async def test_the_tree_of_a_turn_has_everything(bench: Bench) -> None:
     assert turn.rounds[0].prompted_at is not None and turn.rounds[0].model_tries == 1
     bare = await read_turn(bench.services, first.id, with_values=False)
     assert [call.arguments for item in bare.rounds for call in item.calls] == [None] * 3
-    assert await read_call(bench.services, first.id, tick.id) == tick
+    local = Actor(services=bench.services, identity=LOCAL)
+    assert await get_call(local, first.id, tick.id) == tick
     for turn_id, call_id in ((first.id, "none"), ("none", tick.id)):
         with pytest.raises(NotFoundError):
-            await read_call(bench.services, turn_id, call_id)
+            await get_call(local, turn_id, call_id)
     assert [(item.kind, item.text) for item in turn.messages] == [
         ("user", "hello"),
         ("system", "seen: tea"),

@@ -9,7 +9,7 @@ from round_bench import Bench, Model, states
 
 from nekro.agent.llm import FailedGroup, LLMAnswer, LLMRequest
 from nekro.cli.views.turn_text import turn_lines
-from nekro.gateway.streams.turn_tree import read_turn
+from nekro.operations.turns import read_turn
 
 OpenBench = Callable[..., Awaitable[Bench]]
 

@@ -11,7 +11,7 @@ from broker_config.settings import Settings
 from nekro.agent.llm import LLMRequest
 from nekro.base.redaction import Redactor
 from nekro.cli.views.turn_text import turn_lines
-from nekro.gateway.streams.turn_tree import read_turn
+from nekro.operations.turns import read_turn
 from nekro_agent.errors import LLMError
 from nekro_client.models import Round
 from storage.accounts.keys import NewKey

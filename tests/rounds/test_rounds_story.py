@@ -11,7 +11,7 @@ import pytest
 from round_bench import Bench, Model
 
 from nekro.cli.views.round_text import describe_round, round_lines
-from nekro.gateway.streams.turn_tree import read_rounds
+from nekro.operations.turns import read_rounds
 from nekro.sandbox.models import StopType
 
 CODE = """print("so far")

@@ -132,7 +132,7 @@ def show(
 
 
 async def _read(args: Args, settings: Settings) -> tuple[list[Message], list[Round]]:
-    from nekro.gateway.streams.turn_tree import read_rounds
+    from nekro.operations.turns import read_rounds
     from storage.repositories.chats import ChatRepository
 
     async with open_database(settings) as database:

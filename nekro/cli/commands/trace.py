@@ -164,7 +164,7 @@ class _Source:
 async def _trace(args: Args, settings: Settings, deps: Deps) -> None:
     from broker_config.embedded import resolve_signing_key
     from nekro.app.chats.attachments import FileIds
-    from nekro.gateway.streams.turn_tree import read_turn
+    from nekro.operations.turns import read_turn
 
     async with open_database(settings) as database:
         args = dataclasses.replace(args, turn_id=await _whole_id(database, args.turn_id))

@@ -17,7 +17,6 @@ from nekro.gateway.api import (
     keys,
     messages,
     streams,
-    turns,
 )
 
 __all__ = ["ROUTERS"]
@@ -28,7 +27,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     messages.router,
     files.router,
     streams.router,
-    turns.router,
+    chats.turn_router,
     calls.run_router,
     calls.router,
     approvals.router,

@@ -29,7 +29,6 @@ from nekro.base.plain import to_json_value
 from nekro.base.tasks import end_tasks
 from nekro.gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
 from nekro.gateway.idempotency import REPLAYED, Once, OnceDep
-from nekro.gateway.messages import file_info
 from nekro.gateway.problems import problem_of
 from nekro.gateway.streams.events import Reader
 from nekro.gateway.views import awaiting_call, finished_call, run_answer
@@ -37,6 +36,7 @@ from nekro.gateway.web.bodies import KeyedRoute
 from nekro.gateway.web.responses import EVENT_STREAM, EventStream, accepts, json_text
 from nekro.operations.actor import Identity, Scope
 from nekro.operations.admission import begin_paying, require_rounds_worker
+from nekro.operations.messages import file_info
 from nekro_agent.commands.schemas import CommandExecutionContext
 from nekro_agent.commands.schemas import CommandResponse as PluginResponse
 from nekro_agent.errors import NekroError, NotFoundError, UsageError

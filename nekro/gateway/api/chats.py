@@ -1,208 +1,116 @@
-"""Lists of chats, and their titles.
-
-A title is the one that was given, else the platform's name, else the first words of a person.
-"""
+"""Chats; and turns: lists of them, the whole tree of one, its cancellation and replay; rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Annotated, Final
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query, Request
 
-from nekro.gateway.dependencies import ChatKey, IdentityDep, ServicesDep
+from nekro.gateway import replays
+from nekro.gateway.dependencies import ChatKey, PathText
+from nekro.gateway.operation_routes import ActorDep, route
 from nekro.gateway.web.bodies import KeyedRoute
 from nekro.gateway.web.paging import Cursor, Limit
-from nekro.operations.actor import Identity, Scope
-from nekro.operations.pages import Moment, cursor_of, place_of, place_text
-from nekro_agent.errors import NotFoundError
-from nekro_agent.tools.visible_text import without_invisible
-from nekro_client.models import (
-    ChatBody,
-    ChatSummary,
-    GivenTitle,
-    MessageSnippet,
-    Page,
-)
-from storage.listings.chats import ChatListing, ListedChat
-from storage.repositories.messages import Message
+from nekro.operations import chats, turn_lists, turns
+from nekro.operations.pages import Moment
+from nekro_client.models import Page, Turn, TurnState, TurnSummary
+from storage.listings.chats import TurnFilter
 
-__all__ = [
-    "given_title",
-    "router",
-    "titles_of",
-    "words_of",
-]
-
-
-#: Of the first words of a message.
-_MOST_CHARS: Final = 60
-
-_FENCE: Final = "```"
-
-
-def given_title(text: str | None) -> str | None:
-    """Return a title as it is stored: on one line, without invisible characters; None if nothing is left."""
-    return " ".join(without_invisible(text).split()) or None if text else None
-
-
-def words_of(text: str) -> str | None:
-    """Return the first words of a message, those before its code if there are any; None without words."""
-    words = given_title(text.partition(_FENCE)[0]) or given_title(text.replace(_FENCE, " "))
-    if words is None or len(words) <= _MOST_CHARS:
-        return words
-    kept = words[:_MOST_CHARS]
-    # A script without spaces, or a long address, is cut anywhere.
-    whole = kept.rpartition(" ")[0] if words[_MOST_CHARS] != " " else kept
-    return f"{(whole if len(whole) > _MOST_CHARS // 2 else kept).rstrip(' ,;:')}…"
-
-
-async def titles_of(listing: ChatListing, chats: Sequence[ListedChat]) -> dict[str, str | None]:
-    """Return the title of each chat; None for one without name and words."""
-    named = {chat.chat_key: chat.title or given_title(chat.channel_name) for chat in chats}
-    first = await listing.first_words([key for key, title in named.items() if title is None])
-    return {key: title or words_of(first.get(key, "")) for key, title in named.items()}
+__all__ = ["router", "turn_router"]
 
 
 router = APIRouter(route_class=KeyedRoute, tags=["chats"])
 
-#: Characters of a message in a list.
-_SNIPPET_CHARS: Final = 200
-#: Chats that one request looks at for a key that has some of them; then the page is short.
-_MOST_LOOKED_AT: Final = 5000
+route(router, "GET", "/chats", chats.list_chats)
+route(router, "GET", "/chats/{chat_key}", chats.get_chat)
+route(router, "PATCH", "/chats/{chat_key}", chats.change_chat)
 
-_BATCH: Final = 500
+turn_router = APIRouter(route_class=KeyedRoute, tags=["turns"])
+
+_NAME: Final[dict[str, Any]] = {"min_length": 1, "max_length": 200}
 
 
-@router.get("/chats")
-async def list_chats(
-    services: ServicesDep,
-    identity: IdentityDep,
-    q: Annotated[
-        str, Query(max_length=200, description="Only chats whose key, name or given title contains it.")
-    ] = "",
-    failures_since: Annotated[
-        Moment | None,
-        Query(description="Count the turns that have failed since then: when its reader last looked."),
-    ] = None,
-    transient: Annotated[
-        bool, Query(description="Also chats that one request of the OpenAI API has made for itself.")
-    ] = False,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-) -> Page[ChatSummary]:
-    """List the chats that the key may read, the one with the newest activity first.
+@dataclass(frozen=True)
+class _Query:
+    state: Annotated[TurnState | None, Query(description="only in this state")] = None
+    since: Annotated[Moment | None, Query(description="only requested then or later")] = None
+    until: Annotated[Moment | None, Query(description="only requested before")] = None
+    model: Annotated[str | None, Query(**_NAME, description="only with an answer of this model")] = None
+    plugin: Annotated[
+        str | None, Query(**_NAME, description="only with a call of this plugin, by its key")
+    ] = None
+    min_cost: Annotated[
+        float | None,
+        Query(ge=0, allow_inf_nan=False, description="only ended, and their rounds cost at least that"),
+    ] = None
+    limit: Limit = 50
+    cursor: Cursor = None
 
-    A page may be shorter than `limit` although another one follows.
+    def filter(self, chat_key: str | None = None) -> TurnFilter:
+        """Return what a list shows; ``chat_key``: only turns of this chat."""
+        return TurnFilter(
+            chat_key=chat_key,
+            since=self.since,
+            until=self.until,
+            model=self.model,
+            plugin=self.plugin,
+            min_cost=self.min_cost,
+        )
+
+
+_QueryDep = Annotated[_Query, Depends()]
+
+
+@turn_router.get("/turns")
+async def list_all_turns(actor: ActorDep, query: _QueryDep) -> Page[TurnSummary]:
+    """List the turns of all chats that the key has, the newest first.
+
+    A plugin or a model is found when the round that used it has ended. A page may have fewer turns than
+    `limit`, also none, although `next_cursor` names a next one.
     """
-    identity.require(Scope.READ)
-    after = None if cursor is None else place_of(cursor)
-    async with services.database.read() as transaction:
-        listing = transaction.chat_listing
-        chats, next_at = await _readable(
-            listing, identity, text=q, with_transient=transient, after=after, limit=limit
-        )
-        keys = [chat.chat_key for chat in chats]
-        last, open_rounds = await listing.last_messages(keys), await listing.open_rounds(keys)
-        titles = await titles_of(listing, chats)
-        failures = None if failures_since is None else await listing.failures(keys, since=failures_since)
-    items = [
-        _summary(chat, titles[chat.chat_key], last.get(chat.chat_key), open_rounds, failures)
-        for chat in chats
-    ]
-    return Page(items=items, next_cursor=None if next_at is None else cursor_of(place_text(*next_at)))
-
-
-@router.get("/chats/{chat_key}")
-async def get_chat(chat_key: ChatKey, services: ServicesDep, identity: IdentityDep) -> ChatSummary:
-    """Return a chat as lists show it."""
-    identity.require(Scope.READ, chat_key=chat_key)
-    async with services.database.read() as transaction:
-        listing = transaction.chat_listing
-        chat = await listing.find(chat_key)
-        if chat is None:
-            raise NotFoundError(f"there is no chat {chat_key!r}")
-        titles = await titles_of(listing, [chat])
-        last, open_rounds = await listing.last_messages([chat_key]), await listing.open_rounds([chat_key])
-    return _summary(chat, titles[chat_key], last.get(chat_key), open_rounds, None)
-
-
-@router.patch("/chats/{chat_key}")
-async def change_chat(
-    chat_key: ChatKey, body: ChatBody, services: ServicesDep, identity: IdentityDep
-) -> GivenTitle:
-    """Give a chat a title, or take it away: then the platform's name or the first words are shown."""
-    identity.require(Scope.POST, chat_key=chat_key)
-    title = given_title(body.title)
-    async with services.database.begin() as transaction:
-        await transaction.chats.give_title(chat_key, title)
-    return GivenTitle(chat_key=chat_key, title=title)
-
-
-async def _readable(
-    listing: ChatListing,
-    identity: Identity,
-    *,
-    text: str,
-    with_transient: bool,
-    after: tuple[datetime, str] | None,
-    limit: int,
-) -> tuple[list[ListedChat], tuple[datetime, str] | None]:
-    """Return the next chats that the key has, and where the next page begins; None: it is the last one."""
-    batch = limit + 1 if identity.is_of_all_chats else _BATCH
-    kept: list[ListedChat] = []
-    looked_at = 0
-    began_at: datetime | None = None
-    while True:
-        rows = await listing.page(
-            limit=batch, after=after, text=text, prefix=identity.chat_prefix, with_transient=with_transient
-        )
-        began_at = rows[0].active_at if began_at is None and rows else began_at
-        for row in rows:
-            if not identity.has_chat(row.chat_key):
-                continue
-            if len(kept) == limit:
-                return kept, (kept[-1].active_at, kept[-1].chat_key)
-            kept.append(row)
-        if len(rows) < batch:
-            return kept, None
-        last_at = rows[-1].active_at
-        after = (last_at, rows[-1].chat_key)
-        looked_at += len(rows)
-        if looked_at >= _MOST_LOOKED_AT and last_at != began_at:
-            # Without the key of the last chat, which may be of others: the next page begins with all chats
-            # that were active at its time.
-            return [chat for chat in kept if chat.active_at != last_at], (last_at, "")
-
-
-def _summary(
-    chat: ListedChat,
-    title: str | None,
-    last: Message | None,
-    open_rounds: Mapping[str, int],
-    failures: Mapping[str, int] | None,
-) -> ChatSummary:
-    return ChatSummary(
-        chat_key=chat.chat_key,
-        adapter=chat.adapter_key,
-        title=title,
-        name=chat.channel_name,
-        type=chat.channel_type,
-        created_at=chat.created_at,
-        active_at=chat.active_at,
-        last_event=chat.last_event,
-        last_message=None if last is None else _snippet(last),
-        open_rounds=open_rounds.get(chat.chat_key, 0),
-        failures=None if failures is None else failures.get(chat.chat_key, 0),
+    return await turn_lists.list_turns(
+        actor, query.filter(), state=query.state, limit=query.limit, cursor=query.cursor
     )
 
 
-def _snippet(message: Message) -> MessageSnippet:
-    return MessageSnippet(
-        id=message.id,
-        kind=message.kind.value,
-        sender_name=message.sender_name,
-        text=message.text[:_SNIPPET_CHARS],
-        created_at=message.created_at,
+@turn_router.get("/chats/{chat_key}/turns")
+async def list_turns(chat_key: ChatKey, actor: ActorDep, query: _QueryDep) -> Page[TurnSummary]:
+    """List the turns of a chat, the newest first; `GET /turns/{id}` has the whole of one.
+
+    With `state` a page may have fewer turns than `limit`, also none, although `next_cursor` names a next one.
+    """
+    return await turn_lists.list_turns(
+        actor, query.filter(chat_key), state=query.state, limit=query.limit, cursor=query.cursor
     )
+
+
+#: The Python client up to release 0.2. Its `turns.wait` would not return while a person has to decide.
+_FORMER_CLIENT: Final = "nekro-client"
+
+
+@turn_router.get("/turns/{turn_id}")
+async def get_turn(
+    turn_id: PathText,
+    request: Request,
+    actor: ActorDep,
+    values: Annotated[
+        bool, Query(description="Whether calls have their arguments and results; they may be large.")
+    ] = True,
+    prompts: Annotated[
+        bool,
+        Query(description="Whether rounds have what was sent to the model, if it is kept; needs `admin`."),
+    ] = False,
+) -> Turn:
+    """Return a turn: rounds with requests, code, output and calls; messages; jobs."""
+    turn = await turns.get_turn(actor, turn_id, values=values, prompts=prompts)
+    if turn.waits_for and request.headers.get("user-agent") == _FORMER_CLIENT:
+        return turn.model_copy(update={"state": TurnState.DONE})
+    return turn
+
+
+route(turn_router, "GET", "/turns/{turn_id}/calls/{call_id}", turns.get_call)
+route(turn_router, "GET", "/chats/{chat_key}/rounds", turns.list_rounds)
+route(turn_router, "POST", "/turns/{turn_id}/cancel", turns.cancel_turn)
+route(turn_router, "POST", "/turns/{turn_id}/replay", replays.replay_turn, status=HTTPStatus.CREATED)

@@ -1,42 +1,34 @@
-"""Files of chats: listed, stored, served, removed, and linked.
+"""Files of chats: stored, served, removed, and linked.
 
-The path of a file comes from an id that a gateway made (``nekro.app.chats.attachments``); files are opened
-below the chat's areas without following links, because sandboxed code can plant some. A link serves a file
-that the agent sent to clients that send no key with it, such as a browser.
+A link serves a file that the agent sent to clients that send no key with it, such as a browser.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import datetime, timedelta
 from http import HTTPStatus
-from typing import Annotated, BinaryIO, Final, Literal, TypeVar
+from typing import Final
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import RootModel
 
 from broker_config.settings import RetentionSettings
 from nekro.app.chats.attachments import Attachment, FileIds, FileRef
-from nekro.app.chats.files import ChatFile, ChatFiles
 from nekro.app.services import Services
 from nekro.gateway.dependencies import ChatKey, IdentityDep, PathText, ServicesDep
 from nekro.gateway.forms import BYTES_BODY, FILES_BODY, digest_of, open_body, open_form, store_files
 from nekro.gateway.idempotency import once_of
-from nekro.gateway.messages import file_info
+from nekro.gateway.operation_routes import ActorDep, route
 from nekro.gateway.web.bodies import KeyedRoute
 from nekro.gateway.web.responses import etag_of, file_response
+from nekro.operations import files
 from nekro.operations.actor import RefusedError, Scope
-from nekro.operations.admission import KeyFiles, file_removed
-from nekro_agent.errors import NotFoundError, UsageError
-from nekro_agent.files.areas import safe_basename
-from nekro_agent.files.names import HEAD_BYTES, content_type
-from nekro_agent.ports import ChatInfo
-from nekro_agent.tools.path_convertor import PathLocation
-from nekro_client.models import FileInfo, Page
+from nekro.operations.admission import KeyFiles
+from nekro.operations.messages import file_info
+from nekro_agent.files.names import content_type
+from nekro_client.models import FileInfo
 
 __all__ = [
     "LINKS",
@@ -49,37 +41,12 @@ __all__ = [
 
 router = APIRouter(route_class=KeyedRoute, tags=["files"])
 
-T = TypeVar("T")
-
 _Stored = RootModel[list[FileInfo]]
 
 _PRIVATE: Final = {"Cache-Control": "private, no-cache"}
 
 
-@router.get("/chats/{chat_key}/files")
-async def list_files(
-    chat_key: ChatKey,
-    services: ServicesDep,
-    identity: IdentityDep,
-    *,
-    area: Literal["uploads", "shared"] | None = None,
-    cursor: Annotated[str | None, Query(max_length=8192)] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> Page[FileInfo]:
-    """List the files of a chat in the order of their paths; ``area``: only those of one area."""
-    identity.require(Scope.READ, chat_key=chat_key)
-    files = services.files_of(await known_chat(services, chat_key))
-    locations = [PathLocation(area)] if area else []
-    after = services.file_ids.read(chat_key, cursor).path if cursor else ""
-
-    def page() -> tuple[list[Attachment], bool]:
-        found = (file for file in files.list(*locations) if file.path > after)
-        first = sorted(found, key=lambda file: file.path)[: limit + 1]
-        return [_listed(files, file) for file in first[:limit]], len(first) > limit
-
-    found, has_more = await asyncio.to_thread(page)
-    items = [file_info(services.file_ids, chat_key, file) for file in found]
-    return Page(items=items, next_cursor=items[-1].id if has_more else None)
+route(router, "GET", "/chats/{chat_key}/files", files.list_files)
 
 
 @router.put(
@@ -92,19 +59,15 @@ async def put_file(
     name: PathText,
     request: Request,
     response: Response,
-    services: ServicesDep,
-    identity: IdentityDep,
+    actor: ActorDep,
 ) -> FileInfo:
     """Store the body as a file in the chat's uploads; the same content again has no effect.
 
     409: another file has the name. 507: the chat's uploads, or the quota of the key, have no space for it.
     """
-    identity.require(Scope.POST, chat_key=chat_key)
-    if safe_basename(name) != name or name.startswith("."):
-        raise UsageError(f"{name!r} is not a plain file name")
-    async with open_body(request, services) as body:
-        stored = await KeyFiles(services, identity, chat_key).add(name, body, numbers=False)
-    info = file_info(services.file_ids, chat_key, stored)
+    files.require_upload(actor, chat_key, name)
+    async with open_body(request, actor.services) as body:
+        info = await files.put_file(actor, chat_key, name, body)
     response.headers["Location"] = info.url
     return info
 
@@ -149,21 +112,9 @@ async def get_file(
 
 
 @router.delete("/chats/{chat_key}/files/{file_id}", status_code=HTTPStatus.NO_CONTENT)
-async def delete_file(
-    chat_key: ChatKey, file_id: PathText, services: ServicesDep, identity: IdentityDep
-) -> None:
+async def delete_file(chat_key: ChatKey, file_id: PathText, actor: ActorDep) -> None:
     """Remove a file. Messages keep its name."""
-    identity.require(Scope.POST, chat_key=chat_key)
-    ref = services.file_ids.read(chat_key, file_id)
-    files = services.files_of(await known_chat(services, chat_key))
-
-    def remove() -> None:
-        with files.open(ref.path) as file:
-            _refuse_other_version(ref, os.fstat(file.fileno()))
-        files.remove(ref.path)
-
-    await _found(remove)
-    await file_removed(services, chat_key, ref.path)
+    await files.remove_file(actor, chat_key, file_id)
 
 
 async def serve_file(services: Services, chat_key: str, ref: FileRef, request: Request) -> Response:
@@ -173,10 +124,9 @@ async def serve_file(services: Services, chat_key: str, ref: FileRef, request: R
         NotFoundError: the chat or the file does not exist.
         RefusedError: 410, the content has changed since the id was made.
     """
-    files = services.files_of(await known_chat(services, chat_key))
     opened = ExitStack()
     try:
-        file, info, head = await _found(lambda: _open(files, ref, opened))
+        file, info, head = await files.open_file(services, chat_key, ref, opened)
         name = ref.path.rpartition("/")[2]
         return file_response(
             request,
@@ -191,51 +141,6 @@ async def serve_file(services: Services, chat_key: str, ref: FileRef, request: R
     except BaseException:
         opened.close()
         raise
-
-
-async def known_chat(services: Services, chat_key: str) -> ChatInfo:
-    """Return a chat that exists.
-
-    Raises:
-        NotFoundError: there is none.
-    """
-    async with services.database.read() as transaction:
-        chat = await transaction.chats.find(chat_key)
-    if chat is None:
-        raise NotFoundError(f"there is no chat {chat_key!r}")
-    return chat
-
-
-def _open(files: ChatFiles, ref: FileRef, opened: ExitStack) -> tuple[BinaryIO, os.stat_result, bytes]:
-    file = opened.enter_context(files.open(ref.path))
-    info = os.fstat(file.fileno())
-    _refuse_other_version(ref, info)
-    return file, info, file.read(HEAD_BYTES)
-
-
-def _refuse_other_version(ref: FileRef, info: os.stat_result) -> None:
-    if ref.modified_ns not in (None, info.st_mtime_ns):
-        raise RefusedError(HTTPStatus.GONE, "file_changed", "the file was replaced; list the files again")
-
-
-async def _found(work: Callable[[], T]) -> T:
-    """Do something with a file on a thread; a file that cannot be opened any more does not exist."""
-    try:
-        return await asyncio.to_thread(work)
-    except (UsageError, NotFoundError) as exc:
-        raise NotFoundError("the chat has no such file") from exc
-
-
-def _listed(files: ChatFiles, file: ChatFile) -> Attachment:
-    name = file.path.rpartition("/")[2]
-    return Attachment(
-        kind="file",
-        path=file.path,
-        name=name,
-        media_type=files.type_of(file.path),
-        size_bytes=file.size_bytes,
-        modified_ns=file.modified_ns,
-    )
 
 
 #: Paths of links; a page of any origin may show them.

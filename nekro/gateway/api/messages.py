@@ -1,35 +1,31 @@
-"""Messages of chats, and their reset."""
+"""Messages of chats, their reset and cancellation."""
 
 from __future__ import annotations
 
 import json
 from http import HTTPStatus
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from nekro.app import use_cases
-from nekro.app.rounds.stop import StoppedRounds
 from nekro.app.services import Services
 from nekro.gateway.dependencies import ChatKey, HubDep, IdentityDep, ServicesDep
 from nekro.gateway.forms import MESSAGE_BODY, open_message, store_files
-from nekro.gateway.idempotency import OnceDep, once_of
-from nekro.gateway.messages import message_answer, sender_of, stored_content
+from nekro.gateway.idempotency import once_of
 from nekro.gateway.messages import post_message as post_to_chat
+from nekro.gateway.messages import sender_of, stored_content
+from nekro.gateway.operation_routes import route
 from nekro.gateway.streams.hub import EventHub, SlowReaderError
-from nekro.gateway.streams.turn_tree import read_turn
 from nekro.gateway.streams.turns import turn_end
-from nekro.gateway.views import stopped_round
 from nekro.gateway.web.bodies import KeyedRoute
-from nekro.gateway.web.paging import Cursor, Limit
 from nekro.gateway.web.responses import JsonAnswer
+from nekro.operations import chats, messages
 from nekro.operations.actor import Scope
 from nekro.operations.admission import KeyFiles
-from nekro.operations.pages import cursor_of, number_of
-from nekro_agent.errors import NotFoundError
+from nekro.operations.turns import read_turn
 from nekro_agent.ports import IncomingMessage
-from nekro_client.models import Message, Page, PostedMessage, Reset
+from nekro_client.models import PostedMessage
 
 __all__ = ["MOST_WAIT_SECONDS", "router"]
 
@@ -85,72 +81,9 @@ async def post_message(
     return await _with_turn(answer, services, hub, seconds=wait) if wait else answer
 
 
-@router.get("/chats/{chat_key}/messages")
-async def list_messages(
-    chat_key: ChatKey,
-    services: ServicesDep,
-    identity: IdentityDep,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-    order: Literal["desc", "asc"] = "desc",
-    with_past: Annotated[bool, Query()] = False,
-) -> Page[Message]:
-    """List messages, the newest first; ``with_past`` adds those from before the last reset.
-
-    ``order=asc`` lists all messages, the oldest first, also those from before resets.
-    """
-    identity.require(Scope.READ, chat_key=chat_key)
-    position = None if cursor is None else number_of(cursor)
-    async with services.database.read() as transaction:
-        if await transaction.chats.find(chat_key) is None:
-            raise NotFoundError(f"there is no chat {chat_key!r}")
-        messages = transaction.messages
-        if order == "asc":
-            rows = await messages.after(chat_key, sequence=position or 0, limit=limit)
-        else:
-            rows = await messages.newest(chat_key, limit=limit, before=position, with_past=with_past)
-            rows.reverse()
-    more = cursor_of(rows[-1].sequence) if len(rows) == limit else None
-    return Page(items=[message_answer(row, services.file_ids) for row in rows], next_cursor=more)
-
-
-@router.post("/chats/{chat_key}/reset", response_model=Reset)
-async def reset_chat(
-    chat_key: ChatKey, services: ServicesDep, identity: IdentityDep, once: OnceDep
-) -> Response:
-    """Stop the rounds of a chat, begin a new conversation, and run the plugins' reset hooks."""
-    identity.require(Scope.POST, chat_key=chat_key)
-
-    async def work() -> Reset:
-        return _stopped(await use_cases.reset_chat(services, chat_key))
-
-    return await once.respond(work)
-
-
-@router.post("/chats/{chat_key}/cancel", response_model=Reset)
-async def cancel_chat(
-    chat_key: ChatKey,
-    services: ServicesDep,
-    identity: IdentityDep,
-    once: OnceDep,
-    wait: Annotated[float, Query(ge=0, le=60, description="seconds until it has stopped")] = 10,
-) -> Response:
-    """Cancel the waiting rounds of a chat and stop its running one."""
-    identity.require(Scope.POST, chat_key=chat_key)
-
-    async def work() -> Reset:
-        reason = "cancelled on request"
-        return _stopped(await services.stopper.stop(chat_key, reason=reason, wait_seconds=wait))
-
-    return await once.respond(work)
-
-
-def _stopped(rounds: StoppedRounds) -> Reset:
-    return Reset(
-        cancelled=[stopped_round(row) for row in rounds.cancelled],
-        stopped=[stopped_round(row) for row in rounds.stopped],
-        still_running=[stopped_round(row) for row in rounds.still_running],
-    )
+route(router, "GET", "/chats/{chat_key}/messages", messages.list_messages)
+route(router, "POST", "/chats/{chat_key}/reset", chats.reset_chat)
+route(router, "POST", "/chats/{chat_key}/cancel", chats.cancel_chat)
 
 
 async def _with_turn(

@@ -26,9 +26,10 @@ from nekro.app.services import Services
 from nekro.base.plain import encodable
 from nekro.extensions.mcp.server.callers import Caller
 from nekro.extensions.mcp.server.results import Report, data_result, text_of
-from nekro.gateway.messages import message_answer
 from nekro.operations import jobs
 from nekro.operations.actor import Scope
+from nekro.operations.chats import require_chat
+from nekro.operations.messages import list_messages
 from nekro.operations.pages import cursor_of
 from nekro.operations.pages import text_of as position_of
 from nekro_agent.durations import REFRESH_SECONDS
@@ -44,7 +45,6 @@ __all__ = [
     "awaiting_text",
     "cancel",
     "chat_of",
-    "find_job",
     "job_uri",
     "list_resources",
     "list_templates",
@@ -63,17 +63,6 @@ _MOST_SECONDS = 600.0
 def job_uri(job_id: str) -> str:
     """Return the URI of a job's resource."""
     return f"nekro://jobs/{job_id}"
-
-
-async def find_job(services: Services, caller: Caller, job_id: str) -> Job:
-    """Return a job of a chat that the key may read.
-
-    Raises:
-        RefusedError: the key may not read.
-        NotFoundError: there is no such job, or it belongs to another chat.
-    """
-    caller.identity.require(Scope.READ)
-    return await jobs.get_job(caller.actor(services), job_id)
 
 
 async def show(services: Services, caller: Caller, job_id: str | None) -> CallToolResult:
@@ -261,33 +250,38 @@ async def read_resource(services: Services, caller: Caller, uri: str) -> ReadRes
     """
     caller.identity.require(Scope.READ)
     if match := _HISTORY.fullmatch(uri):
-        chat = await _chat(services, caller, match[1])
-        return _text(uri, await _messages(services, chat, before=int(match[2]) if match[2] else None))
+        return _text(uri, await _messages(services, caller, _plain(match[1]), before=match[2]))
     if match := _FILE.fullmatch(uri):
         chat = await _chat(services, caller, match[1])
         return await asyncio.to_thread(_content, services, chat, uri, _plain(match[2]))
     if match := _JOB.fullmatch(uri):
-        return _text(uri, (await find_job(services, caller, _plain(match[1]))).model_dump(mode="json"))
+        job = await jobs.get_job(caller.actor(services), _plain(match[1]))
+        return _text(uri, job.model_dump(mode="json"))
     raise NotFoundError(f"there is no resource {uri[:500]!r}")
 
 
 async def _chat(services: Services, caller: Caller, quoted: str) -> ChatInfo:
     chat_key = _plain(quoted)
+    caller.identity.require(Scope.READ, chat_key=chat_key)
     async with services.database.read() as transaction:
-        chat = await transaction.chats.find(chat_key) if caller.identity.has_chat(chat_key) else None
-    if chat is None:
-        raise NotFoundError(f"there is no chat {chat_key!r}")
-    return chat
+        return await require_chat(transaction, chat_key)
 
 
-async def _messages(services: Services, chat: ChatInfo, *, before: int | None) -> dict[str, object]:
-    async with services.database.read() as transaction:
-        rows = await transaction.messages.newest(
-            chat.chat_key, limit=_MESSAGES, before=before, with_past=before is not None
-        )
-    items = [message_answer(row, services.file_ids).model_dump(mode="json") for row in rows]
-    older = f"{messages_uri(chat.chat_key)}/{rows[0].sequence}" if len(rows) == _MESSAGES else None
-    return {"chat_key": chat.chat_key, "messages": items, "older": older}
+async def _messages(
+    services: Services, caller: Caller, chat_key: str, *, before: str | None
+) -> dict[str, object]:
+    """Return a page of a history, the oldest message first.
+
+    Args:
+        before: the sequence that they are older than; None begins with the newest.
+    """
+    cursor = None if before is None else cursor_of(before)
+    page = await list_messages(
+        caller.actor(services), chat_key, limit=_MESSAGES, cursor=cursor, with_past=before is not None
+    )
+    items = [message.model_dump(mode="json") for message in reversed(page.items)]
+    older = f"{messages_uri(chat_key)}/{page.items[-1].sequence}" if page.next_cursor else None
+    return {"chat_key": chat_key, "messages": items, "older": older}
 
 
 def _history(chat: ChatInfo) -> Resource:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Final, TypeAlias, TypeVar
 
 import anyio
@@ -252,14 +253,13 @@ class McpServer:
         """
         try:
             return await work()
-        except NotFoundError as exc:
-            is_modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
-            raise MCPError(
-                INVALID_PARAMS if is_modern else missing, failure_text(exc, self._services)
-            ) from exc
         except (NekroError, RefusedError) as exc:
-            is_theirs = isinstance(exc, (RefusedError, ArgumentError, PluginError))
-            code = INVALID_PARAMS if is_theirs else INTERNAL_ERROR
+            # A chat that the key does not have is not told from one that does not exist.
+            if isinstance(exc, NotFoundError) or getattr(exc, "status", None) == HTTPStatus.NOT_FOUND:
+                code = INVALID_PARAMS if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS else missing
+            else:
+                is_theirs = isinstance(exc, (RefusedError, ArgumentError, PluginError))
+                code = INVALID_PARAMS if is_theirs else INTERNAL_ERROR
             raise MCPError(code, failure_text(exc, self._services)) from exc
 
     async def _handle_cancellations(self, ctx: Context, call_next: CallNext) -> HandlerResult:

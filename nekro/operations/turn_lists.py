@@ -1,19 +1,23 @@
-"""Turns, for lists."""
+"""Lists of turns."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, TypeVar
 
-from nekro.gateway.streams.turn_states import TurnEnd, awaited, turn_cause
-from nekro_client.models import TurnState, TurnSummary
+from nekro.operations.actor import Actor, Scope
+from nekro.operations.chats import require_chat
+from nekro.operations.pages import cursor_invalid, cursor_of, place_of, place_text
+from nekro.operations.turn_states import TurnEnd, awaited, turn_cause
+from nekro_client.models import Page, TurnState, TurnSummary
 from storage.listings.chats import ListedRound, TurnFilter, TurnPosition
 from storage.repositories.events import ChatEvent
 from storage.states import ApprovalState, TriggerKind
 from storage.transaction import Transaction
 
-__all__ = ["read_turns"]
+__all__ = ["list_turns"]
 
 #: Characters of the message that caused a turn.
 _TEXT_CHARS: Final = 200
@@ -32,7 +36,50 @@ _RECORDED: Final[Mapping[TurnState, tuple[str | None, ...]]] = {
 Number = TypeVar("Number", int, float)
 
 
-async def read_turns(
+async def list_turns(
+    actor: Actor,
+    wanted: TurnFilter,
+    *,
+    state: TurnState | None = None,
+    limit: int,
+    cursor: str | None,
+) -> Page[TurnSummary]:
+    """List the turns of a chat, or of all chats that the actor has, the newest first.
+
+    Args:
+        wanted: its ``prefix`` is replaced by the one of the actor's chats.
+        state: only turns in this state; a page may then have fewer turns than ``limit``, and a next one.
+
+    Raises:
+        RefusedError: 403, 404, the key may not; 422, the cursor is none of this list.
+        NotFoundError: there is no such chat.
+    """
+    identity = actor.identity
+    identity.require(Scope.READ, chat_key=wanted.chat_key)
+    is_of_all = identity.is_of_all_chats or wanted.chat_key is not None
+    async with actor.services.database.read() as transaction:
+        if wanted.chat_key is not None:
+            await require_chat(transaction, wanted.chat_key)
+        found, at = await _read_turns(
+            transaction,
+            wanted if is_of_all else replace(wanted, prefix=identity.chat_prefix),
+            limit=limit,
+            after=None if cursor is None else _position(cursor),
+            state=state,
+            has_chat=None if is_of_all else identity.has_chat,
+        )
+    more = None if at is None else cursor_of(place_text(at.requested_at, str(at.sequence)))
+    return Page(items=found, next_cursor=more)
+
+
+def _position(cursor: str) -> TurnPosition:
+    requested_at, number = place_of(cursor)
+    if not (number.isascii() and number.isdigit() and len(number) < 19):
+        raise cursor_invalid()
+    return TurnPosition(requested_at=requested_at, sequence=int(number))
+
+
+async def _read_turns(
     transaction: Transaction,
     wanted: TurnFilter,
     *,

@@ -1,24 +1,28 @@
-"""Turns as trees, and the rounds of a chat, from rows and events."""
+"""Turns as trees, from rows and events, their cancellation, and the rounds of a chat."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Annotated, Any, Final, Protocol, TypeAlias
 
 from broker_config.settings import Settings
 from nekro.app.chats.attachments import FileIds
 from nekro.app.chats.writer import trace_of
 from nekro.app.rounds.runs import listed_calls
 from nekro.broker.tracing import recorded_trace_id
-from nekro.gateway.messages import message_answer
-from nekro.gateway.streams.turn_states import RoundEvents, TurnEnd, awaited, by_round, turn_cause
+from nekro.operations.actor import Actor, Scope
+from nekro.operations.chats import require_chat
 from nekro.operations.jobs import job_answer
+from nekro.operations.messages import message_answer
+from nekro.operations.pages import Cursor, Limit, Param, number_of, page_of
+from nekro.operations.turn_states import RoundEvents, TurnEnd, awaited, by_round, turn_cause
 from nekro.sandbox.models import StopType
+from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NotFoundError
 from nekro_agent.methods import SandboxMethodType
 from nekro_client import models
 from nekro_client.event_types import EventType
-from nekro_client.models import TurnError
+from nekro_client.models import Page, TurnError
 from storage.engine import Database
 from storage.repositories.calls import Call
 from storage.repositories.events import ChatEvent
@@ -27,10 +31,29 @@ from storage.repositories.rounds import Round
 from storage.states import TriggerKind
 from storage.transaction import Transaction
 
-__all__ = ["TurnSource", "read_call", "read_rounds", "read_turn"]
+__all__ = [
+    "TurnSource",
+    "cancel_turn",
+    "first_round",
+    "get_call",
+    "get_turn",
+    "list_rounds",
+    "read_rounds",
+    "read_turn",
+]
 
 #: A call of ``nekro.app.rounds.runs``, and its row; None for a call without one, such as a TOOL's.
 _ListedCall: TypeAlias = tuple[dict[str, Any], Call | None]
+
+
+#: Fields of a turn that only a key which may read the chat sees.
+_NO_CONTENT: Final[dict[str, Any]] = {
+    "error": None,
+    "rounds": [],
+    "messages": [],
+    "jobs": [],
+    "following": [],
+}
 
 
 class TurnSource(Protocol):
@@ -43,6 +66,62 @@ class TurnSource(Protocol):
 
     @property
     def settings(self) -> Settings: ...
+
+
+async def get_turn(
+    actor: Actor,
+    turn_id: str,
+    values: Annotated[
+        bool, Param(description="Whether calls have their arguments and results; they may be large.")
+    ] = True,
+    prompts: Annotated[
+        bool,
+        Param(description="Whether rounds have what was sent to the model, if it is kept; needs `admin`."),
+    ] = False,
+) -> models.Turn:
+    """Return a turn: rounds with requests, code, output and calls; messages; jobs."""
+    await first_round(actor, turn_id, Scope.READ)
+    if prompts:
+        actor.identity.require(Scope.ADMIN)
+    return await read_turn(actor.services, turn_id, with_values=values, with_prompts=prompts)
+
+
+async def cancel_turn(actor: Actor, turn_id: str) -> models.Turn:
+    """Cancel the waiting and running rounds of a turn, and only of that one; returns it as it is then.
+
+    Calls of the turn that wait for approval are withdrawn, and a turn that waited for them is then cancelled,
+    although its rounds have ended. A running round whose worker
+    does not answer within seconds ends later. A turn that has ended, or that a round of another turn answers,
+    stays as it is. A key without the scope `read` gets its state and times only.
+    """
+    first = await first_round(actor, turn_id, Scope.POST)
+
+    async def work() -> models.Turn:
+        await actor.services.stopper.stop(
+            first.chat_key,
+            reason="cancelled on request",
+            wait_seconds=CLOSE_STEP_SECONDS,
+            turn_id=turn_id,
+        )
+        turn = await read_turn(actor.services, turn_id)
+        return turn if Scope.READ in actor.identity.scopes else turn.model_copy(update=_NO_CONTENT)
+
+    return await actor.once.run(models.Turn, work)
+
+
+async def first_round(actor: Actor, turn_id: str, scope: Scope) -> Round:
+    """Return the first round of a turn, whose id is the turn's.
+
+    Raises:
+        NotFoundError: there is no such turn, or it is of a chat that the key does not have.
+        RefusedError: the key lacks the scope.
+    """
+    actor.identity.require(scope)
+    async with actor.services.database.read() as transaction:
+        first = await transaction.rounds.find(turn_id)
+    if first is None or first.turn_id != turn_id or not actor.identity.has_chat(first.chat_key):
+        raise NotFoundError(f"there is no turn {turn_id!r}")
+    return first
 
 
 async def read_turn(
@@ -105,13 +184,10 @@ async def read_turn(
     )
 
 
-async def read_call(services: TurnSource, turn_id: str, call_id: str) -> models.Call:
-    """Return a call of a turn, with its arguments and its result.
-
-    Raises:
-        NotFoundError: the turn has no such call.
-    """
-    async with services.database.read() as transaction:
+async def get_call(actor: Actor, turn_id: str, call_id: str) -> models.Call:
+    """Return a call of a turn, with its arguments and its result."""
+    await first_round(actor, turn_id, Scope.READ)
+    async with actor.services.database.read() as transaction:
         rounds, takers = await _rounds(transaction, turn_id)
         for item in (*rounds, *takers):
             events = await transaction.events.of_turn(item.turn_id, call_id=call_id)
@@ -122,6 +198,18 @@ async def read_call(services: TurnSource, turn_id: str, call_id: str) -> models.
             if call_id in known:
                 return _call(*known[call_id], item, own, with_values=True)
     raise NotFoundError(f"turn {turn_id!r} has no call {call_id!r}")
+
+
+async def list_rounds(
+    actor: Actor, chat_key: str, limit: Limit = 50, cursor: Cursor = None
+) -> Page[models.Round]:
+    """List the rounds of a chat, the newest first; their calls have no arguments and values."""
+    actor.identity.require(Scope.READ, chat_key=chat_key)
+    before = None if cursor is None else number_of(cursor)
+    async with actor.services.database.read() as transaction:
+        await require_chat(transaction, chat_key)
+    found = await read_rounds(actor.services.database, chat_key, limit=limit + 1, before=before)
+    return page_of(found, limit=limit, answer=lambda one: one[1], position=lambda one: one[0])
 
 
 async def read_rounds(

@@ -1,0 +1,259 @@
+"""Chats: lists of them, their titles, and the end of what happens in one.
+
+A title is the one that was given, else the platform's name, else the first words of a person.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Final
+
+from nekro.app import use_cases
+from nekro.app.rounds.stop import StoppedRounds
+from nekro.operations.actor import Actor, Identity, Scope
+from nekro.operations.pages import Cursor, Limit, Moment, Param, cursor_of, place_of, place_text
+from nekro_agent.errors import NotFoundError
+from nekro_agent.ports import ChatInfo
+from nekro_agent.tools.visible_text import without_invisible
+from nekro_client.models import (
+    ChatBody,
+    ChatSummary,
+    GivenTitle,
+    MessageSnippet,
+    Page,
+    Reset,
+    StoppedRound,
+)
+from storage.listings.chats import ChatListing, ListedChat
+from storage.repositories.messages import Message
+from storage.repositories.rounds import Round
+from storage.transaction import Transaction
+
+__all__ = [
+    "cancel_chat",
+    "change_chat",
+    "get_chat",
+    "list_chats",
+    "require_chat",
+    "reset_chat",
+    "words_of",
+]
+
+
+#: Characters of the first words of a message, as a title.
+_MOST_CHARS: Final = 60
+_FENCE: Final = "```"
+#: Characters of a message in a list.
+_SNIPPET_CHARS: Final = 200
+#: Chats that one request looks at for a key that has some of them; then the page is short.
+_MOST_LOOKED_AT: Final = 5000
+_BATCH: Final = 500
+
+
+async def require_chat(transaction: Transaction, chat_key: str) -> ChatInfo:
+    """Return a chat.
+
+    Raises:
+        NotFoundError: there is none with this key.
+    """
+    chat = await transaction.chats.find(chat_key)
+    if chat is None:
+        raise _missing(chat_key)
+    return chat
+
+
+async def list_chats(
+    actor: Actor,
+    text: Annotated[
+        str,
+        Param(
+            alias="q",
+            max_length=200,
+            description="Only chats whose key, name or given title contains it.",
+        ),
+    ] = "",
+    failures_since: Annotated[
+        Moment | None,
+        Param(description="Count the turns that have failed since then: when its reader last looked."),
+    ] = None,
+    transient: Annotated[
+        bool, Param(description="Also chats that one request of the OpenAI API has made for itself.")
+    ] = False,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Page[ChatSummary]:
+    """List the chats that the key may read, the one with the newest activity first.
+
+    A page may be shorter than `limit` although another one follows.
+    """
+    actor.identity.require(Scope.READ)
+    after = None if cursor is None else place_of(cursor)
+    async with actor.services.database.read() as transaction:
+        listing = transaction.chat_listing
+        chats, next_at = await _readable(
+            listing, actor.identity, text=text, with_transient=transient, after=after, limit=limit
+        )
+        keys = [chat.chat_key for chat in chats]
+        last, open_rounds = await listing.last_messages(keys), await listing.open_rounds(keys)
+        titles = await _titles_of(listing, chats)
+        failures = None if failures_since is None else await listing.failures(keys, since=failures_since)
+    items = [
+        _summary(chat, titles[chat.chat_key], last.get(chat.chat_key), open_rounds, failures)
+        for chat in chats
+    ]
+    return Page(items=items, next_cursor=None if next_at is None else cursor_of(place_text(*next_at)))
+
+
+async def get_chat(actor: Actor, chat_key: str) -> ChatSummary:
+    """Return a chat as lists show it."""
+    actor.identity.require(Scope.READ, chat_key=chat_key)
+    async with actor.services.database.read() as transaction:
+        listing = transaction.chat_listing
+        chat = await listing.find(chat_key)
+        if chat is None:
+            raise _missing(chat_key)
+        titles = await _titles_of(listing, [chat])
+        last, open_rounds = await listing.last_messages([chat_key]), await listing.open_rounds([chat_key])
+    return _summary(chat, titles[chat_key], last.get(chat_key), open_rounds, None)
+
+
+async def change_chat(actor: Actor, chat_key: str, body: ChatBody) -> GivenTitle:
+    """Give a chat a title, or take it away: then the platform's name or the first words are shown."""
+    actor.identity.require(Scope.POST, chat_key=chat_key)
+    title = _given_title(body.title)
+    async with actor.services.database.begin() as transaction:
+        await transaction.chats.give_title(chat_key, title)
+    return GivenTitle(chat_key=chat_key, title=title)
+
+
+async def reset_chat(actor: Actor, chat_key: str) -> Reset:
+    """Stop the rounds of a chat, begin a new conversation, and run the plugins' reset hooks."""
+    actor.identity.require(Scope.POST, chat_key=chat_key)
+
+    async def work() -> Reset:
+        return _stopped(await use_cases.reset_chat(actor.services, chat_key))
+
+    return await actor.once.run(Reset, work)
+
+
+async def cancel_chat(
+    actor: Actor,
+    chat_key: str,
+    wait: Annotated[float, Param(ge=0, le=60, description="seconds until it has stopped")] = 10,
+) -> Reset:
+    """Cancel the waiting rounds of a chat and stop its running one."""
+    actor.identity.require(Scope.POST, chat_key=chat_key)
+
+    async def work() -> Reset:
+        reason = "cancelled on request"
+        return _stopped(await actor.services.stopper.stop(chat_key, reason=reason, wait_seconds=wait))
+
+    return await actor.once.run(Reset, work)
+
+
+def _stopped(rounds: StoppedRounds) -> Reset:
+    return Reset(
+        cancelled=[_stopped_round(row) for row in rounds.cancelled],
+        stopped=[_stopped_round(row) for row in rounds.stopped],
+        still_running=[_stopped_round(row) for row in rounds.still_running],
+    )
+
+
+def _stopped_round(row: Round) -> StoppedRound:
+    return StoppedRound(id=row.id, number=row.number, state=row.state.value, worker=row.worker)
+
+
+def _missing(chat_key: str) -> NotFoundError:
+    return NotFoundError(f"there is no chat {chat_key!r}")
+
+
+def _given_title(text: str | None) -> str | None:
+    """Return a title as it is stored: on one line, without invisible characters; None if nothing is left."""
+    return " ".join(without_invisible(text).split()) or None if text else None
+
+
+def words_of(text: str) -> str | None:
+    """Return the first words of a message, those before its code if there are any; None without words."""
+    words = _given_title(text.partition(_FENCE)[0]) or _given_title(text.replace(_FENCE, " "))
+    if words is None or len(words) <= _MOST_CHARS:
+        return words
+    kept = words[:_MOST_CHARS]
+    # A script without spaces, or a long address, is cut anywhere.
+    whole = kept.rpartition(" ")[0] if words[_MOST_CHARS] != " " else kept
+    return f"{(whole if len(whole) > _MOST_CHARS // 2 else kept).rstrip(' ,;:')}…"
+
+
+async def _titles_of(listing: ChatListing, chats: Sequence[ListedChat]) -> dict[str, str | None]:
+    """Return the title of each chat; None for one without name and words."""
+    named = {chat.chat_key: chat.title or _given_title(chat.channel_name) for chat in chats}
+    first = await listing.first_words([key for key, title in named.items() if title is None])
+    return {key: title or words_of(first.get(key, "")) for key, title in named.items()}
+
+
+async def _readable(
+    listing: ChatListing,
+    identity: Identity,
+    *,
+    text: str,
+    with_transient: bool,
+    after: tuple[datetime, str] | None,
+    limit: int,
+) -> tuple[list[ListedChat], tuple[datetime, str] | None]:
+    """Return the next chats that the key has, and where the next page begins; None: it is the last one."""
+    batch = limit + 1 if identity.is_of_all_chats else _BATCH
+    kept: list[ListedChat] = []
+    looked_at = 0
+    began_at: datetime | None = None
+    while True:
+        rows = await listing.page(
+            limit=batch, after=after, text=text, prefix=identity.chat_prefix, with_transient=with_transient
+        )
+        began_at = rows[0].active_at if began_at is None and rows else began_at
+        for row in rows:
+            if not identity.has_chat(row.chat_key):
+                continue
+            if len(kept) == limit:
+                return kept, (kept[-1].active_at, kept[-1].chat_key)
+            kept.append(row)
+        if len(rows) < batch:
+            return kept, None
+        last_at = rows[-1].active_at
+        after = (last_at, rows[-1].chat_key)
+        looked_at += len(rows)
+        if looked_at >= _MOST_LOOKED_AT and last_at != began_at:
+            # Without the key of the last chat, which may be of others: the next page begins with all chats
+            # that were active at its time.
+            return [chat for chat in kept if chat.active_at != last_at], (last_at, "")
+
+
+def _summary(
+    chat: ListedChat,
+    title: str | None,
+    last: Message | None,
+    open_rounds: Mapping[str, int],
+    failures: Mapping[str, int] | None,
+) -> ChatSummary:
+    return ChatSummary(
+        chat_key=chat.chat_key,
+        adapter=chat.adapter_key,
+        title=title,
+        name=chat.channel_name,
+        type=chat.channel_type,
+        created_at=chat.created_at,
+        active_at=chat.active_at,
+        last_event=chat.last_event,
+        last_message=None if last is None else _snippet(last),
+        open_rounds=open_rounds.get(chat.chat_key, 0),
+        failures=None if failures is None else failures.get(chat.chat_key, 0),
+    )
+
+
+def _snippet(message: Message) -> MessageSnippet:
+    return MessageSnippet(
+        id=message.id,
+        kind=message.kind.value,
+        sender_name=message.sender_name,
+        text=message.text[:_SNIPPET_CHARS],
+        created_at=message.created_at,
+    )

@@ -1,0 +1,159 @@
+"""Files of chats: listed, stored, opened and removed.
+
+The path of a file comes from an id that a gateway made (``nekro.app.chats.attachments``); files are opened
+below the chat's areas without following links, because sandboxed code can plant some.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from http import HTTPStatus
+from typing import Annotated, BinaryIO, Literal, TypeVar
+
+from nekro.app.chats.attachments import Attachment, FileRef
+from nekro.app.chats.files import ChatFile, ChatFiles
+from nekro.app.services import Services
+from nekro.operations.actor import Actor, RefusedError, Scope
+from nekro.operations.admission import KeyFiles, file_removed
+from nekro.operations.chats import require_chat
+from nekro.operations.messages import file_info
+from nekro.operations.pages import Param
+from nekro_agent.errors import NotFoundError, UsageError
+from nekro_agent.files.areas import safe_basename
+from nekro_agent.files.names import HEAD_BYTES
+from nekro_agent.tools.path_convertor import PathLocation
+from nekro_client.models import FileInfo, Page
+
+__all__ = ["list_files", "open_file", "put_file", "remove_file", "require_upload"]
+
+T = TypeVar("T")
+
+
+async def list_files(
+    actor: Actor,
+    chat_key: str,
+    *,
+    area: Literal["uploads", "shared"] | None = None,
+    cursor: Annotated[str | None, Param(max_length=8192)] = None,
+    limit: Annotated[int, Param(ge=1, le=1000)] = 100,
+) -> Page[FileInfo]:
+    """List the files of a chat in the order of their paths; ``area``: only those of one area."""
+    actor.identity.require(Scope.READ, chat_key=chat_key)
+    files = await _files_of(actor.services, chat_key)
+    ids = actor.services.file_ids
+    locations = [PathLocation(area)] if area else []
+    after = ids.read(chat_key, cursor).path if cursor else ""
+
+    def page() -> tuple[list[Attachment], bool]:
+        found = (file for file in files.list(*locations) if file.path > after)
+        first = sorted(found, key=lambda file: file.path)[: limit + 1]
+        return [_listed(files, file) for file in first[:limit]], len(first) > limit
+
+    found, has_more = await asyncio.to_thread(page)
+    items = [file_info(ids, chat_key, file) for file in found]
+    return Page(items=items, next_cursor=items[-1].id if has_more else None)
+
+
+def require_upload(actor: Actor, chat_key: str, name: str) -> None:
+    """Return if the actor may store a file with this name; for the time before its content is read.
+
+    Raises:
+        RefusedError: 403, 404, the key may not post there.
+        UsageError: the name is not plain.
+    """
+    actor.identity.require(Scope.POST, chat_key=chat_key)
+    if safe_basename(name) != name or name.startswith("."):
+        raise UsageError(f"{name!r} is not a plain file name")
+
+
+async def put_file(actor: Actor, chat_key: str, name: str, content: BinaryIO) -> FileInfo:
+    """Store a file in a chat's uploads; the same content again has no effect.
+
+    Raises:
+        RefusedError, UsageError: as from ``require_upload``.
+        ConflictError: another file has the name.
+        UploadQuotaError, StorageQuotaError: the uploads, or the quota of the key, have no space for it.
+    """
+    require_upload(actor, chat_key, name)
+    stored = await KeyFiles(actor.services, actor.identity, chat_key).add(name, content, numbers=False)
+    return file_info(actor.services.file_ids, chat_key, stored)
+
+
+async def remove_file(actor: Actor, chat_key: str, file_id: str) -> None:
+    """Remove a file. Messages keep its name.
+
+    Raises:
+        NotFoundError: the chat or the file does not exist.
+        RefusedError: 403, 404, the key may not post there; 410, the file was replaced by another.
+    """
+    actor.identity.require(Scope.POST, chat_key=chat_key)
+    ref = actor.services.file_ids.read(chat_key, file_id)
+    files = await _files_of(actor.services, chat_key)
+
+    def remove() -> None:
+        with files.open(ref.path) as file:
+            _refuse_other_version(ref, os.fstat(file.fileno()))
+        files.remove(ref.path)
+
+    await _found(remove)
+    await file_removed(actor.services, chat_key, ref.path)
+
+
+async def open_file(
+    services: Services, chat_key: str, ref: FileRef, opened: ExitStack
+) -> tuple[BinaryIO, os.stat_result, bytes]:
+    """Open a file of a chat for a reader whose right to it is known.
+
+    Args:
+        opened: closes it.
+
+    Returns:
+        The file, its status, and its first ``HEAD_BYTES`` bytes, which have been read.
+
+    Raises:
+        NotFoundError: the chat or the file does not exist.
+        RefusedError: 410, the content has changed since the id was made.
+    """
+    files = await _files_of(services, chat_key)
+
+    def open_() -> tuple[BinaryIO, os.stat_result, bytes]:
+        file = opened.enter_context(files.open(ref.path))
+        info = os.fstat(file.fileno())
+        _refuse_other_version(ref, info)
+        return file, info, file.read(HEAD_BYTES)
+
+    return await _found(open_)
+
+
+async def _files_of(services: Services, chat_key: str) -> ChatFiles:
+    async with services.database.read() as transaction:
+        chat = await require_chat(transaction, chat_key)
+    return services.files_of(chat)
+
+
+def _refuse_other_version(ref: FileRef, info: os.stat_result) -> None:
+    if ref.modified_ns not in (None, info.st_mtime_ns):
+        raise RefusedError(HTTPStatus.GONE, "file_changed", "the file was replaced; list the files again")
+
+
+async def _found(work: Callable[[], T]) -> T:
+    """Do something with a file on a thread; a file that cannot be opened any more does not exist."""
+    try:
+        return await asyncio.to_thread(work)
+    except (UsageError, NotFoundError) as exc:
+        raise NotFoundError("the chat has no such file") from exc
+
+
+def _listed(files: ChatFiles, file: ChatFile) -> Attachment:
+    name = file.path.rpartition("/")[2]
+    return Attachment(
+        kind="file",
+        path=file.path,
+        name=name,
+        media_type=files.type_of(file.path),
+        size_bytes=file.size_bytes,
+        modified_ns=file.modified_ns,
+    )
