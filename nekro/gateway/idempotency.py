@@ -99,8 +99,8 @@ class Once:
         self._body_digest = hashlib.sha256(body).digest()
         #: Whether an earlier execution of the request may have had its effect; known when ``work`` runs.
         self.is_repetition = False
-        #: Status of the answer of ``run``.
-        self.status = HTTPStatus.OK
+        #: Returns the status of an answer of ``run``.
+        self.status_of: Callable[[Any], HTTPStatus] = lambda _: HTTPStatus.OK
         #: What the answer of ``run`` adds to a response.
         self.headers: Mapping[str, str] = {}
 
@@ -113,7 +113,7 @@ class Once:
         """
         if self.name is None:
             return await work()
-        answer = await self.respond(work, status=self.status, is_repeatable=is_repeatable)
+        answer = await self.respond(work, status=self.status_of, is_repeatable=is_repeatable)
         self.headers = {name: answer.headers[name] for name in REPLAYED if name in answer.headers}
         if answer.status_code >= HTTPStatus.BAD_REQUEST:
             raise RepeatedProblem(answer)
@@ -123,7 +123,7 @@ class Once:
         self,
         work: Callable[[], Awaitable[BaseModel]],
         *,
-        status: HTTPStatus = HTTPStatus.OK,
+        status: HTTPStatus | Callable[[Any], HTTPStatus] = HTTPStatus.OK,
         is_repeatable: bool = True,
     ) -> JSONResponse:
         """Return the answer of ``work``, or that of the execution before, as a response.
@@ -133,6 +133,7 @@ class Once:
         runs the work again as such.
 
         Args:
+            status: of the answer, or what returns it for an answer.
             is_repeatable: as of ``run``.
 
         Raises:
@@ -156,7 +157,10 @@ class Once:
             return await self._run(lease, work, status)
 
     async def _run(
-        self, lease: HeldLease, work: Callable[[], Awaitable[BaseModel]], status: HTTPStatus
+        self,
+        lease: HeldLease,
+        work: Callable[[], Awaitable[BaseModel]],
+        status: HTTPStatus | Callable[[Any], HTTPStatus],
     ) -> JSONResponse:
         try:
             answer = _answer(await work(), status)
@@ -171,7 +175,7 @@ class Once:
                     end = requests.forget if _had_no_effect(exc) else requests.abandon
                     await end(bytes.fromhex(lease.key), fence=lease.fence)
             raise
-        await self._finish(lease, int(status), json.loads(bytes(answer.body)))
+        await self._finish(lease, answer.status_code, json.loads(bytes(answer.body)))
         return answer
 
     async def _finish(self, lease: HeldLease, status: int, answer: Any) -> None:
@@ -260,8 +264,9 @@ async def _unknown() -> BaseModel:
     )
 
 
-def _answer(model: BaseModel, status: HTTPStatus) -> JSONResponse:
-    return JsonAnswer(model.model_dump(mode="json", by_alias=True), status_code=status)
+def _answer(model: BaseModel, status: HTTPStatus | Callable[[Any], HTTPStatus]) -> JSONResponse:
+    code = status(model) if callable(status) else status
+    return JsonAnswer(model.model_dump(mode="json", by_alias=True), status_code=code)
 
 
 OnceDep = Annotated[Once, Depends(_once)]

@@ -41,6 +41,7 @@ def route(
     operation: Callable[..., Awaitable[BaseModel]],
     *,
     status: HTTPStatus = HTTPStatus.OK,
+    status_of: Callable[[Any], HTTPStatus] | None = None,
     **options: Any,
 ) -> None:
     """Serve an operation.
@@ -50,6 +51,7 @@ def route(
 
     Args:
         status: of the answer.
+        status_of: returns the status of an answer that may have others than ``status``.
         options: as of ``APIRouter.add_api_route``.
     """
     signature = inspect.signature(operation, eval_str=True)
@@ -58,14 +60,16 @@ def route(
     async def endpoint(**given: Any) -> Response:
         once = given["actor"].once
         if isinstance(once, Once):
-            once.status = status
+            once.status_of = status_of or (lambda _: status)
         try:
             answer = await operation(**given)
         except RepeatedProblem as exc:
             return exc.response
         content = answer.model_dump(mode="json", by_alias=True)
         return JsonAnswer(
-            content, status_code=status, headers=once.headers if isinstance(once, Once) else None
+            content,
+            status_code=status if status_of is None else status_of(answer),
+            headers=once.headers if isinstance(once, Once) else None,
         )
 
     parameters = [

@@ -10,10 +10,8 @@ from nekro_client import models
 if TYPE_CHECKING:
     from nekro.app.budgets import Budget
     from nekro.app.catalogue import ServedVersion
-    from nekro.app.rounds.runs import CodeReport
     from nekro.broker.dead_letters import DeadMessage
     from nekro.plugins.entries import MethodEntry, PluginEntry
-    from nekro.wire.invocation import Envelope
     from storage.accounts.approvals import Approval
     from storage.accounts.keys import Key, RecordedAct
     from storage.caller_reads import LaneOverride
@@ -23,16 +21,12 @@ if TYPE_CHECKING:
 __all__ = [
     "act_answer",
     "approval_answer",
-    "awaiting_call",
     "budget_answer",
-    "call_of_report",
     "cost_answer",
     "dead_letter_answer",
-    "finished_call",
     "key_answer",
     "method_answer",
     "plugin_answer",
-    "run_answer",
 ]
 
 
@@ -157,44 +151,6 @@ def act_answer(act: RecordedAct) -> models.Act:
     )
 
 
-def finished_call(envelope: Envelope, *, method: str, value: Any) -> models.Call:
-    """Return a call that succeeded, with its value as JSON."""
-    lasted = (envelope.finished_at - envelope.started_at).total_seconds() * 1000
-    return models.Call(
-        id=envelope.call_id,
-        method=method,
-        type=envelope.type.value,
-        state="done",
-        worker=envelope.worker,
-        started_at=envelope.started_at,
-        finished_at=envelope.finished_at,
-        duration_ms=round(lasted, 3),
-        value=value,
-    )
-
-
-def call_of_report(call: Mapping[str, Any]) -> models.Call:
-    """Return a call of a run or round from ``nekro.app.rounds.runs.call_json``."""
-    code, _, text = (call["error"] or "").partition(": ")
-    return models.Call(
-        **{name: call[name] for name in ("id", "method", "type", "lane", "requested_at", "started_at")},
-        state=_state_of_report(call),
-        worker=call["worker"] or None,
-        finished_at=call["finished_at"],
-        duration_ms=call["duration_ms"],
-        error=models.TurnError(code=code, text=text) if call["error"] else None,
-        follow_up=call["follow_up"],
-        approval_id=call.get("approval_id"),
-    )
-
-
-def _state_of_report(call: Mapping[str, Any]) -> str:
-    if call["error"]:
-        return "failed"
-    # A worker of an earlier release does not record it.
-    return "awaiting" if call.get("awaits_approval") else "done"
-
-
 def approval_answer(row: Approval, call: Call | None = None, *, in_full: bool = True) -> models.Approval:
     """Return a request for approval.
 
@@ -243,29 +199,3 @@ def _call_error_of(call: Call) -> models.TurnError | None:
     if call.error_type is None:
         return None
     return models.TurnError(code=call.error_type, text=call.error_message or "")
-
-
-def awaiting_call(row: Approval, *, type_: str) -> models.Call:
-    """Return a call that waits for approval."""
-    return models.Call(
-        id=row.call_id,
-        method=row.method,
-        type=type_,
-        state="awaiting" if row.state.value == "pending" else row.state.value,
-        lane=row.lane,
-        requested_at=row.requested_at,
-        approval_id=row.id,
-    )
-
-
-def run_answer(run_id: str, report: CodeReport) -> models.Run:
-    """Return the report of a run of code."""
-    return models.Run(
-        id=run_id,
-        stop_type=report.stop_type.name,
-        exit_code=int(report.stop_type),
-        output=report.output,
-        error=report.error,
-        calls=[call_of_report(call) for call in report.calls],
-        follow_ups=[follow_up["round_id"] for follow_up in report.follow_ups],
-    )

@@ -295,6 +295,35 @@ async def test_turns_of_one_state_are_listed_by_pages(
     assert wrong.status_code == 422
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/chats?",
+        "/chats/a/messages?",
+        "/chats/a/messages?order=asc&",
+        "/chats/a/rounds?",
+        "/chats/a/turns?",
+        "/turns?",
+        "/turns?state=waiting&",
+        "/chats/a/files?",
+    ],
+)
+async def test_a_page_that_has_all_names_no_next_one(
+    http: httpx.AsyncClient, services: Services, path: str
+) -> None:
+    for name in ("a", "b"):
+        await begin(services, "a")
+        await http.put(f"/api/v1/chats/a/files/{name}.txt", content=b"x")
+        await begin(services, "b" if path == "/chats?" else "a")
+    total = len((await http.get(f"/api/v1{path}limit=50")).json()["items"])
+    assert total in (2, 4)
+    page = (await http.get(f"/api/v1{path}limit={total}")).json()
+    assert (len(page["items"]), page["next_cursor"]) == (total, None)
+    first = (await http.get(f"/api/v1{path}limit={total - 1}")).json()
+    rest = (await http.get(f"/api/v1{path}limit={total - 1}&cursor={first['next_cursor']}")).json()
+    assert (len(first["items"]), len(rest["items"]), rest["next_cursor"]) == (total - 1, 1, None)
+
+
 async def test_turns_of_a_chat_are_listed_with_state_cost_and_cause(
     http: httpx.AsyncClient, services: Services
 ) -> None:

@@ -87,7 +87,7 @@ def run(args: Args, deps: Deps) -> int:
             return report
 
     report = run_async(work())
-    from nekro.gateway.views import run_answer
+    from nekro.operations.calls import run_answer
 
     return show(describe_run(run_answer("", report)), report.error, args, deps)
 

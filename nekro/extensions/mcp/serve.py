@@ -26,10 +26,10 @@ from nekro_client.streams import STREAM_TIMEOUT
 
 if TYPE_CHECKING:
     from broker_config.settings import Settings
-    from nekro.app.rounds.runs import CodeReport
     from nekro.app.services import Services
     from nekro.cli.output import Output
     from nekro.extensions.mcp.server.callers import Caller
+    from nekro_client.models import Run
 
 __all__ = [
     "HostStreams",
@@ -204,12 +204,14 @@ async def serve(settings: Settings, *, chat_key: str | None, user_id: str | None
             await hub.close()
 
 
-async def _run(services: Services, caller: Caller, code: str, _run_id: str) -> CodeReport:
+async def _run(services: Services, caller: Caller, code: str, run_id: str) -> Run:
     from nekro.app import use_cases
+    from nekro.operations.calls import run_answer
 
-    return await use_cases.run_code(
+    report = await use_cases.run_code(
         services, code, chat_key=caller.chat_key, user_id=caller.user_id, follow_up=False, file_name="<mcp>"
     )
+    return run_answer(run_id, report)
 
 
 _SESSION: Final = "mcp-session-id"

@@ -19,16 +19,15 @@ from nekro.extensions.mcp.server.methods import arguments_of
 from nekro.extensions.mcp.server.resources import awaiting, awaiting_text, job_uri
 from nekro.extensions.mcp.server.results import Report, data_result, method_result, reported
 from nekro.gateway.streams.hub import EventHub
-from nekro.gateway.views import run_answer
+from nekro.operations import calls
 from nekro.operations.actor import Scope
-from nekro.operations.admission import begin_paying, require_rounds_worker
+from nekro.operations.admission import begin_paying
 from nekro.plugins.entries import MethodEntry
 from nekro.plugins.entry_registry import refuse_unfit
 from nekro.wire.values import encode_arguments
-from nekro_client.models import Run
+from nekro_client.models import Run, RunBody
 
 if TYPE_CHECKING:
-    from nekro.app.rounds.runs import CodeReport
     from storage.accounts.approvals import Approval
 
 __all__ = [
@@ -128,8 +127,8 @@ def _continues(entry: MethodEntry, call_id: str) -> CallToolResult:
     return data_result({"job_id": call_id, "state": "running"}, text)
 
 
-#: Runs code of a caller, without a round for its AGENT result; the text is the id of the run.
-CodeRun: TypeAlias = "Callable[[Caller, str, str], Awaitable[CodeReport]]"
+#: Runs code of a caller, without a round for its AGENT result; the second text is the id of the run.
+CodeRun: TypeAlias = Callable[[Caller, str, str], Awaitable[Run]]
 #: Stop types of code that did what it should.
 _ENDS = frozenset({"NORMAL", "AGENT", "MULTIMODAL_AGENT", "MANUAL", "APPROVAL"})
 
@@ -144,7 +143,7 @@ async def run_code(
         The errors of ``run``.
     """
     caller.identity.require(Scope.RUN, chat_key=caller.chat_key)
-    ran = run_answer(run_id, await run(caller, code, run_id))
+    ran = await run(caller, code, run_id)
     waiting = [call.approval_id for call in ran.calls if call.approval_id and call.state == "awaiting"]
     async with services.database.read() as transaction:
         return _result(ran, [await transaction.approvals.get(one) for one in waiting])
@@ -156,13 +155,10 @@ def on_workers(services: Services) -> CodeRun:
     It raises a RefusedError if no worker is live, and a NekroError if the code did not run.
     """
 
-    async def run(caller: Caller, code: str, run_id: str) -> CodeReport:
-        await begin_paying(services, caller.identity, run_id, code)
-        await require_rounds_worker(services)
-        chat = await services.chat(caller.chat_key)
-        return await services.remote_runs.run(
-            code, run_id=run_id, chat=chat, user_id=caller.user_id, wakes_agent=False
-        )
+    async def run(caller: Caller, code: str, run_id: str) -> Run:
+        # The caller's chat is that of its key or of a header, and has no form.
+        body = RunBody.model_construct(code=code, chat_key=caller.chat_key, user_id=caller.user_id)
+        return await calls.run_code(caller.actor(services), body, run_id=run_id)
 
     return run
 
