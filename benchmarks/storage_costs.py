@@ -25,11 +25,10 @@ from nekro_agent.ports import MessageKind
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore
 from storage.migrate import upgrade
-from storage.repositories.base import new_id
 from storage.repositories.calls import CallRequest
 from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import RoundRequest
-from storage.states import TriggerKind
+from storage.states import TriggerKind, new_id
 
 __all__ = ["main", "parse"]
 

@@ -1,9 +1,10 @@
-"""States of rows, and which of them are final; the methods of the repositories are the transitions."""
+"""Ids and states of rows, and which states are final; the repositories' methods are the transitions."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import Final
+from uuid import uuid4
 
 from nekro_agent.ports import JobState
 
@@ -25,7 +26,13 @@ __all__ = [
     "SendState",
     "TimerState",
     "TriggerKind",
+    "new_id",
 ]
+
+
+def new_id() -> str:
+    """Return a fresh id for a row: 32 hexadecimal digits."""
+    return uuid4().hex
 
 
 class CallState(StrEnum):

@@ -26,7 +26,7 @@ from waiting import WAIT_SECONDS, wait_until
 
 from benchmarks.harness.limited import limited_command, limits_of
 from broker_config.settings import Settings
-from nekro.app.calls.dispatch import CallScope, invocation_of
+from nekro.app.calls.dispatch import CallScope
 from nekro.app.services import Services
 from nekro.broker.calls import MethodCaller
 from nekro.cli.environment import environment_of
@@ -336,5 +336,5 @@ async def call_in(
 ) -> Envelope:
     """Call a method for the chat of ``scope``, which may be woken, and wait for its result."""
     deadline = datetime.now(UTC) + timedelta(seconds=seconds)
-    invocation = invocation_of(entry, arguments, scope, call_id=call_id or new_id(), deadline=deadline)
+    invocation = scope.call(entry, arguments, call_id=call_id or new_id(), deadline=deadline)
     return await services.caller.call(invocation, lane=services.dispatcher.lane_of(entry))

@@ -32,9 +32,8 @@ async def call_served(
     services: Services, entry: MethodEntry, arguments: str, scope: CallScope, *, seconds: float
 ) -> Envelope:
     """Call a method for a chat, and wait for its result for at most that time."""
-    from nekro.app.calls.dispatch import invocation_of
     from nekro.wire.invocation import new_id
 
     deadline = datetime.now(UTC) + timedelta(seconds=seconds)
-    invocation = invocation_of(entry, arguments, scope, call_id=new_id(), deadline=deadline)
+    invocation = scope.call(entry, arguments, call_id=new_id(), deadline=deadline)
     return await services.caller.call(invocation, lane=services.dispatcher.lane_of(entry))

@@ -200,10 +200,10 @@ class Observation:
 class TurnRound:
     """An earlier round of the same turn.
 
-    ``asked_at`` is when its prompt was built (``RoundOutcome.asked_at``): messages of the chat
-    up to then belong before its answer, later ones after it. ``code`` is the program of the answer; None if
-    the answer was sent to the chat as it was. ``methods`` are the methods that the program called.
-    ``is_interrupted`` says that the program's worker died, so that nothing is known of its end.
+    ``asked_at`` is when its prompt was built: messages of the chat up to then belong before its answer, later
+    ones after it. ``code`` is the program of the answer; None if the answer was sent to the chat as it was.
+    ``methods`` are the methods that the program called. ``is_interrupted`` says that the program's worker
+    died, so that nothing is known of its end.
     """
 
     number: int

@@ -42,14 +42,14 @@ from nekro.sandbox.models import (
     KeptVariables,
     RunRequest,
     RunResult,
-    StopType,
     StubMethod,
 )
 from nekro_agent.durations import DEFER_SECONDS
 from nekro_agent.errors import BudgetExceededError, LLMError
 from nekro_agent.shared_clock import shared_time
+from storage.repositories.round_values import RoundReport
 
-__all__ = ["RoundAnswer", "RoundBudget", "RoundInput", "RoundOutcome", "RoundRunner", "Sandbox"]
+__all__ = ["RoundBudget", "RoundInput", "RoundOutcome", "RoundRunner", "Sandbox"]
 
 #: Time of a turn that is reserved for the program of its last answer, which could not run otherwise.
 _LEAST_RUN_SECONDS: Final = 1.0
@@ -87,15 +87,6 @@ class RoundBudget(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundAnswer:
-    """The model's answer, before its code runs."""
-
-    prompt_chars: int
-    llm: LLMAnswer
-    code: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class RoundInput:
     """The input of a round.
 
@@ -103,8 +94,9 @@ class RoundInput:
     the turn's earlier rounds, ``observations`` the results that none of them caused.
     ``dispatch`` sends one plugin call to a worker; in the last round of a turn
     (``RoundRunner.is_last``) it must not let a call request a follow-up round.
-    ``on_answer`` is awaited before the code runs; if it raises, the code does not run. It is not called for
-    an answer in words, whose round may start again until the caller has recorded its outcome.
+    ``on_answer`` is awaited with what is recorded of the answer before the code runs; if it raises, the code
+    does not run. It is not called for an answer in words: that round may start again until the caller has
+    recorded its outcome.
     ``on_request`` receives each request that is sent, ``on_delta`` is as in ``LLMRequest``;
     ``on_words`` receives, for each request, the words for people in its answer as soon as they are certain.
     """
@@ -137,37 +129,28 @@ class RoundInput:
     on_request: Callable[[LLMRequest], None] | None = None
     on_delta: Callable[[int, str], None] | None = None
     on_words: Callable[[int, str], None] | None = None
-    on_answer: Callable[[RoundAnswer], Awaitable[None]] | None = None
+    on_answer: Callable[[RoundReport, LLMAnswer], Awaitable[None]] | None = None
     on_output: Callable[[str], None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundOutcome:
-    """How a round ended.
+    """How a round ended, and what follows.
 
-    ``stop_type`` is None when the turn's limits did not allow asking the model or running its
-    code. ``needs_follow_up`` says that the turn continues: for an AGENT or MULTIMODAL_AGENT result
+    ``needs_follow_up`` says that the turn continues: for an AGENT or MULTIMODAL_AGENT result
     the next round is already requested, for every other stop type the caller requests it.
     ``notice`` is a text for the people in the chat when the turn ended before its work was done, and
-    ``notice_code`` names why; else None. ``words`` is the answer to them that the caller sends, or None; then
-    ``code`` is None.
+    ``notice_code`` names why; else None. ``words`` is the answer to them that the caller sends, or None.
     """
 
-    stop_type: StopType | None
-    #: For the model, in the turn's next prompt (``TurnRound.reason``).
-    reason: str
+    #: What is recorded of it, without its calls. ``stop_type`` is None when the turn's limits did not allow
+    #: asking the model or running its code; ``error`` is for the model, in the turn's next prompt; an answer
+    #: in words has no ``code``.
+    report: RoundReport
     needs_follow_up: bool
     notice: str | None
     notice_code: str | None
     words: str | None
-    asked_at: datetime
-    finished_at: datetime
-    prompt_chars: int = 0
-    answer: str = ""
-    #: Includes the text around a program.
-    reasoning: str = ""
-    code: str | None = ""
-    output: str = ""
     llm: LLMAnswer | None = None
     run: RunResult | None = None
 
@@ -237,7 +220,8 @@ class _Round:
         self._asked_at = shared_time()
         self._prompt_chars = 0
         self._answer: LLMAnswer | None = None
-        self._reply = Reply(kind=ReplyKind.NOTHING)
+        #: What is known of the answer.
+        self._report = RoundReport()
         self._result: RunResult | None = None
         self._output = ""
         self._names = {name for one in round_input.methods for name in (one.name, one.path) if name}
@@ -267,7 +251,18 @@ class _Round:
         async with self._sandbox_prepared():
             answer = await self._answered()
             reply = self._read(answer)
-        self._answer, self._reply = answer, reply
+        code = reply.extracted.code if reply.extracted else ""
+        self._answer = answer
+        self._report = RoundReport(
+            prompt_chars=self._prompt_chars,
+            model=answer.model,
+            answer=answer.text,
+            code=code,
+            prompt_tokens=answer.prompt_tokens,
+            completion_tokens=answer.answer_tokens,
+            tokens_estimated=answer.is_estimated,
+            cost=answer.cost,
+        )
         decided = judge_reply(
             answer,
             reply,
@@ -276,9 +271,8 @@ class _Round:
             most_bytes=self._limits.argument_bytes,  # as for messages that methods send
             is_last=self._is_last,
         )
-        code = reply.extracted.code if reply.extracted else ""
         if self._input.on_answer is not None and (decided is None or decided.words is None):
-            await self._input.on_answer(RoundAnswer(prompt_chars=self._prompt_chars, llm=answer, code=code))
+            await self._input.on_answer(self._report, answer)
         return decided or await self._run(code)
 
     def _unless_repeated(self, decided: Verdict) -> Verdict:
@@ -298,22 +292,21 @@ class _Round:
         return verdict.error_repeated(decided, loops.error_of(this))
 
     def _outcome(self, decided: Verdict) -> RoundOutcome:
-        """Return the outcome of the round."""
-        extracted = self._reply.extracted
+        report = replace(
+            self._report,
+            prompt_chars=self._prompt_chars,
+            code=None if decided.words is not None else self._report.code,
+            stop_type=None if decided.stop_type is None else int(decided.stop_type),
+            exit_code=None if self._result is None else self._result.exit_code,
+            output=self._output,
+            error=decided.reason or None,
+        )
         return RoundOutcome(
-            stop_type=decided.stop_type,
-            reason=decided.reason,
+            report=report,
             needs_follow_up=decided.wants_more,
             notice=decided.notice,
             notice_code=None if decided.notice is None else decided.code,
             words=decided.words,
-            asked_at=self._asked_at,
-            finished_at=shared_time(),
-            prompt_chars=self._prompt_chars,
-            answer=self._answer.text if self._answer else "",
-            reasoning=self._reply.reasoning,
-            code=None if decided.words is not None else extracted.code if extracted else "",
-            output=self._output,
             llm=self._answer,
             run=self._result,
         )

@@ -35,9 +35,9 @@ from nekro_agent.shared_clock import shared_time
 from storage.accounts.keys import key_of_account
 from storage.driver.connection import Connection
 from storage.driver.statements import FixedStatement
-from storage.repositories.base import Repository, new_id
+from storage.repositories.base import Repository
 from storage.sql import insert, now, seconds_from_now
-from storage.states import StoredKind
+from storage.states import StoredKind, new_id
 from storage.tables import API_KEYS, CALLS, KEY_STORAGE, KEY_TURNS
 
 __all__ = ["ROW_BYTES", "StoredByteRepository", "item_of_file", "size_of"]

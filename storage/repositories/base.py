@@ -12,7 +12,6 @@ from enum import StrEnum
 from functools import cache
 from operator import itemgetter
 from typing import Any, ClassVar, Protocol, TypeVar
-from uuid import uuid4
 
 from sqlalchemy import ColumnElement, Executable, Select, Table, bindparam, literal_column, select
 
@@ -27,7 +26,6 @@ __all__ = [
     "columns_of",
     "found",
     "is_one_of",
-    "new_id",
     "parameters_of",
     "values_of",
 ]
@@ -39,11 +37,6 @@ class _Dataclass(Protocol):
 
 _Value = TypeVar("_Value", bound=_Dataclass)
 AnyStatement = Executable | FixedStatement
-
-
-def new_id() -> str:
-    """Return a fresh id for a row: 32 hexadecimal digits."""
-    return uuid4().hex
 
 
 class Repository:

@@ -18,7 +18,7 @@ from nekro_agent.errors import FencedError, NotFoundError
 from nekro_agent.layout import channel_of
 from nekro_agent.ports import ChatInfo
 from storage.driver.statements import FixedStatement
-from storage.repositories.base import Repository, found, new_id, values_of
+from storage.repositories.base import Repository, found, values_of
 from storage.repositories.leases import (
     LeaseTable,
     is_free,
@@ -27,6 +27,7 @@ from storage.repositories.leases import (
     take_values,
 )
 from storage.sql import insert, now
+from storage.states import new_id
 from storage.tables import CHAT_SUMMARIES, CHATS, MESSAGES, ROUND_PROMPTS, ROUNDS, TURN_VARIABLES
 
 __all__ = [

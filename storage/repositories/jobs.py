@@ -21,11 +21,11 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, and_, case, func, literal, not_, or_, select, tuple_, update
 
 from nekro_agent.errors import FencedError
-from storage.repositories.base import Repository, chosen_once, found, is_one_of, new_id, values_of
+from storage.repositories.base import Repository, chosen_once, found, is_one_of, values_of
 from storage.repositories.job_log import JobLogRepository, NewJobLogEntry
 from storage.repositories.leases import Held, LeaseTable, is_free
 from storage.sql import insert, now, seconds_from_now
-from storage.states import FINAL_JOB_STATES, CrashPolicy, JobLogKind, JobState
+from storage.states import FINAL_JOB_STATES, CrashPolicy, JobLogKind, JobState, new_id
 from storage.tables import JOBS
 
 __all__ = ["JOB_CLAIMS", "MAX_DEATHS", "Job", "JobRepository", "NewJob"]

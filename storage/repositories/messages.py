@@ -13,9 +13,10 @@ from sqlalchemy import Executable, Integer, bindparam, func, select, update
 
 from nekro_agent.ports import MessageKind
 from storage.driver.statements import FixedStatement
-from storage.repositories.base import Repository, found, new_id, parameters_of, values_of
+from storage.repositories.base import Repository, found, parameters_of, values_of
 from storage.repositories.chats import ChatRepository
 from storage.sql import insert, now
+from storage.states import new_id
 from storage.tables import CHATS, MESSAGES
 
 __all__ = ["COPY_PREFIX", "Message", "MessageRepository", "NewMessage"]

@@ -7,8 +7,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from nekro_agent.ports import ChatInfo
-from storage.repositories.base import new_id
-from storage.states import RoundState, TriggerKind
+from storage.states import RoundState, TriggerKind, new_id
 
 __all__ = ["ClaimedRound", "Round", "RoundReport", "RoundRequest", "Standing"]
 

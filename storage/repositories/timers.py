@@ -15,10 +15,10 @@ from sqlalchemy import Select, delete, func, select, union_all, update
 
 from nekro_agent.errors import NotFoundError
 from nekro_agent.ports import CallbackTimer, CronJob, TimerInfo
-from storage.repositories.base import Repository, chosen_once, columns_of, found, new_id, values_of
+from storage.repositories.base import Repository, chosen_once, columns_of, found, values_of
 from storage.repositories.leases import is_free
 from storage.sql import insert, now
-from storage.states import OPEN_TIMER_STATES, TimerState
+from storage.states import OPEN_TIMER_STATES, TimerState, new_id
 from storage.tables import CRON_JOBS, TIMERS, WORKER_TIMERS, WORKERS
 
 __all__ = ["CronJobRepository", "RecordedTimer", "TimerRepository", "WorkerTimer"]

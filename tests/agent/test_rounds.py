@@ -16,7 +16,7 @@ from waiting import WAIT_SECONDS
 from broker_config.settings import AgentSettings, AnswerMode, SandboxSettings
 from nekro.agent.llm import LLMAnswer, LLMRequest, ScriptedClient
 from nekro.agent.model import ChatBrief, HistoryMessage, MethodBrief, Observation, PluginBrief, TurnRound
-from nekro.agent.rounds import RoundAnswer, RoundInput, RoundOutcome, RoundRunner
+from nekro.agent.rounds import RoundInput, RoundOutcome, RoundRunner
 from nekro.sandbox.manager import SandboxManager
 from nekro.sandbox.models import Raised, Returned, Stopped, StopType, StubCall, StubMethod, StubResult
 from nekro.wire.values import decode_arguments, encode_value
@@ -24,6 +24,7 @@ from nekro_agent.errors import FencedError, LLMError, SandboxUnavailableError
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
 from storage.files import DataAreas
+from storage.repositories.round_values import RoundReport
 
 CHAT = ChatBrief(chat_key="c:1", container_key="box1")
 SANDBOX = SandboxSettings(warm_seconds=10)
@@ -126,9 +127,13 @@ def requests(tmp_path: Path) -> list[dict[str, Any]]:
 async def test_a_program_that_ends_normally_ends_the_turn(play: Any) -> None:
     calls = Calls()
     outcome = await play(code("from plugins import add\nprint(add(2, 3))"), dispatch=calls)
-    assert (outcome.stop_type, outcome.needs_follow_up, outcome.notice) == (StopType.NORMAL, False, None)
-    assert (outcome.output.strip(), outcome.reasoning) == ("5", "so\nLet me see.")
-    assert (outcome.code, outcome.answer) == (
+    assert (outcome.report.stop_type, outcome.needs_follow_up, outcome.notice) == (
+        StopType.NORMAL,
+        False,
+        None,
+    )
+    assert outcome.report.output.strip() == "5"
+    assert (outcome.report.code, outcome.report.answer) == (
         "print(add(2, 3))",
         code("from plugins import add\nprint(add(2, 3))"),
     )
@@ -136,8 +141,7 @@ async def test_a_program_that_ends_normally_ends_the_turn(play: Any) -> None:
     assert outcome.run.calls == 1
     assert outcome.run.warm
     assert outcome.llm.model == "scripted"
-    assert outcome.prompt_chars > 1000
-    assert outcome.asked_at <= outcome.finished_at
+    assert outcome.report.prompt_chars > 1000
 
 
 async def test_an_agent_call_ends_the_program_and_the_next_round_reads_its_result(
@@ -145,46 +149,46 @@ async def test_an_agent_call_ends_the_program_and_the_next_round_reads_its_resul
 ) -> None:
     calls = Calls()
     first = await play(code("print('before')\nsearch('rain')\nadd(1, 1)\nprint('after')"), dispatch=calls)
-    assert (first.stop_type, first.needs_follow_up) == (StopType.AGENT, True)
-    assert first.output.strip() == "before"
+    assert (first.report.stop_type, first.needs_follow_up) == (StopType.AGENT, True)
+    assert first.report.output.strip() == "before"
     assert [token for token, _ in calls.seen] == ["m2"]
 
     earlier = TurnRound(
-        number=1, asked_at=first.asked_at, answer=first.answer, stop_type=first.stop_type,
-        reason=first.reason, output=first.output, observations=(
+        number=1, asked_at=datetime.now(UTC), answer=first.report.answer, stop_type=StopType.AGENT,
+        reason=first.report.error, output=first.report.output, observations=(
             Observation(method="search", type=SandboxMethodType.AGENT, text="Rain at 5 pm.", call_id="c1"),
         ),
     )  # fmt: skip
     second = await play(
         {"when": "Rain at (5 pm)", "answer": code("print('${1}')")}, number=2, previous=[earlier]
     )
-    assert (second.stop_type, second.output.strip()) == (StopType.NORMAL, "5 pm")
+    assert (second.report.stop_type, second.report.output.strip()) == (StopType.NORMAL, "5 pm")
     roles = [message["role"] for message in requests(tmp_path)[-1]["messages"]]
     assert roles == ["system", "user", "assistant", "user"]
 
 
 async def test_a_failing_program_leads_to_a_round_with_its_traceback(play: Any) -> None:
     outcome = await play(code("x = add('a', 'b')"))
-    assert (outcome.stop_type, outcome.needs_follow_up) == (StopType.ERROR, True)
-    assert "ValueError: no numbers" in outcome.output
-    assert outcome.reason.startswith("The program ended with an error (exit code 1)")
+    assert (outcome.report.stop_type, outcome.needs_follow_up) == (StopType.ERROR, True)
+    assert "ValueError: no numbers" in outcome.report.output
+    assert outcome.report.error.startswith("The program ended with an error (exit code 1)")
 
 
 async def test_words_end_the_turn_and_are_not_recorded_before(play: Any) -> None:
-    recorded: list[RoundAnswer] = []
+    recorded: list[RoundReport] = []
 
-    async def on_answer(answer: RoundAnswer) -> None:
-        recorded.append(answer)
+    async def on_answer(report: RoundReport, _: LLMAnswer) -> None:
+        recorded.append(report)
 
     outcome = await play("<think>so</think>I cannot do that for you.", on_answer=on_answer)
-    assert (outcome.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.NORMAL, False, None)
-    assert (outcome.words, outcome.code, outcome.reasoning) == ("I cannot do that for you.", None, "so")
+    assert (outcome.report.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.NORMAL, False, None)
+    assert (outcome.words, outcome.report.code) == ("I cannot do that for you.", None)
     assert recorded == []
 
 
 async def test_a_call_of_a_known_method_needs_no_fence(play: Any) -> None:
     outcome = await play("print(add(2, 3))")
-    assert (outcome.words, outcome.output.strip()) == (None, "5")
+    assert (outcome.words, outcome.report.output.strip()) == (None, "5")
 
 
 STRICT = AgentSettings(answers=AnswerMode.STRICT, rounds_per_turn=2)
@@ -201,20 +205,20 @@ STRICT = AgentSettings(answers=AnswerMode.STRICT, rounds_per_turn=2)
 )
 async def test_a_strict_round_runs_every_answer(play: Any, answer: str, error: str) -> None:
     outcome = await play(answer, agent=STRICT)
-    assert (outcome.stop_type, outcome.needs_follow_up, outcome.words) == (StopType.ERROR, True, None)
-    assert error in outcome.output
+    assert (outcome.report.stop_type, outcome.needs_follow_up, outcome.words) == (StopType.ERROR, True, None)
+    assert error in outcome.report.output
 
 
 async def test_a_strict_round_without_a_program_does_not_end_the_turn(play: Any) -> None:
     outcome = await play("<think>hm, hm</think>", agent=STRICT)
-    assert (outcome.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.ERROR, True, None)
-    assert "held no program" in outcome.reason
+    assert (outcome.report.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.ERROR, True, None)
+    assert "held no program" in outcome.report.error
 
 
 async def test_exit_9_shows_the_output_to_the_model(play: Any) -> None:
     outcome = await play(code("print(41 + 1)\nexit(9)"))
-    assert (outcome.stop_type, outcome.needs_follow_up) == (StopType.MANUAL, True)
-    assert outcome.output.strip() == "42"
+    assert (outcome.report.stop_type, outcome.needs_follow_up) == (StopType.MANUAL, True)
+    assert outcome.report.output.strip() == "42"
 
 
 async def test_a_program_that_takes_too_long_is_stopped_within_the_rest_of_the_turn(play: Any) -> None:
@@ -224,25 +228,25 @@ async def test_a_program_that_takes_too_long_is_stopped_within_the_rest_of_the_t
         agent=AgentSettings(turn_seconds=102.5),
         turn_started_at=started,
     )
-    assert (outcome.stop_type, outcome.needs_follow_up) == (StopType.TIMEOUT, True)
-    assert outcome.output.strip() == "on"
+    assert (outcome.report.stop_type, outcome.needs_follow_up) == (StopType.TIMEOUT, True)
+    assert outcome.report.output.strip() == "on"
 
 
 async def test_an_empty_program_ends_the_turn(play: Any) -> None:
     outcome = await play(code("# not for me"))
-    assert (outcome.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.NORMAL, False, None)
+    assert (outcome.report.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.NORMAL, False, None)
 
 
 async def test_reasoning_without_code_does_not_end_the_turn(play: Any) -> None:
     outcome = await play("<think>hm, hm</think>")
-    assert (outcome.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.ERROR, True, None)
-    assert "was empty" in outcome.reason
+    assert (outcome.report.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.ERROR, True, None)
+    assert "was empty" in outcome.report.error
 
 
 async def test_an_oversized_program_is_refused(play: Any) -> None:
     outcome = await play(code("x = '" + "a" * 300_000 + "'"))
-    assert (outcome.stop_type, outcome.run) == (StopType.ERROR, None)
-    assert "more than 200000 characters" in outcome.reason
+    assert (outcome.report.stop_type, outcome.run) == (StopType.ERROR, None)
+    assert "more than 200000 characters" in outcome.report.error
 
 
 WORD = r"Check word, confidential: (\S+)"
@@ -255,7 +259,7 @@ WORD = r"Check word, confidential: (\S+)"
 async def test_code_with_the_check_word_does_not_run(play: Any, program: str) -> None:
     calls = Calls()
     outcome = await play({"when": WORD, "answer": code(program)}, dispatch=calls)
-    assert (outcome.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.SECURITY, True, None)
+    assert (outcome.report.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.SECURITY, True, None)
     assert calls.seen == []
 
 
@@ -264,14 +268,14 @@ SPLIT_WORD = r"Check word, confidential: (\S{5})(\S+)"
 
 async def test_output_with_the_check_word_is_hidden_from_the_next_prompt(play: Any) -> None:
     outcome = await play({"when": SPLIT_WORD, "answer": code("print('${1}' + '${2}')")})
-    assert (outcome.stop_type, outcome.output) == (StopType.SECURITY, "")
+    assert (outcome.report.stop_type, outcome.report.output) == (StopType.SECURITY, "")
 
 
 async def test_a_call_with_the_check_word_is_not_sent(play: Any) -> None:
     calls = Calls()
     program = "import threading\nadd(1, 2)\nadd('${1}' + '${2}', 1)\nadd(3, 4)"
     outcome = await play({"when": SPLIT_WORD, "answer": code(program)}, dispatch=calls)
-    assert outcome.stop_type is StopType.SECURITY
+    assert outcome.report.stop_type == StopType.SECURITY
     assert [args for _, args in calls.seen] == [((1, 2), {})]
 
 
@@ -286,18 +290,18 @@ async def test_every_round_has_its_own_check_word(play: Any, tmp_path: Path) -> 
 
 async def test_the_last_round_ends_the_turn_with_a_message_to_the_chat(play: Any) -> None:
     outcome = await play(code("exit(9)"), number=3, agent=AgentSettings(rounds_per_turn=3))
-    assert (outcome.stop_type, outcome.needs_follow_up) == (StopType.MANUAL, False)
+    assert (outcome.report.stop_type, outcome.needs_follow_up) == (StopType.MANUAL, False)
     assert "more than the 3 rounds" in outcome.notice
 
 
 async def test_a_last_round_that_ends_normally_sends_no_message(play: Any) -> None:
     outcome = await play(code("print(1)"), number=3, agent=AgentSettings(rounds_per_turn=3))
-    assert (outcome.stop_type, outcome.notice) == (StopType.NORMAL, None)
+    assert (outcome.report.stop_type, outcome.notice) == (StopType.NORMAL, None)
 
 
 async def test_a_round_beyond_the_limit_calls_no_model(play: Any, tmp_path: Path) -> None:
     outcome = await play(code("print(1)"), number=4, agent=AgentSettings(rounds_per_turn=3))
-    assert (outcome.stop_type, outcome.needs_follow_up, outcome.llm) == (None, False, None)
+    assert (outcome.report.stop_type, outcome.needs_follow_up, outcome.llm) == (None, False, None)
     assert "more than the 3 rounds" in outcome.notice
     assert requests(tmp_path) == []
 
@@ -308,7 +312,7 @@ async def test_a_round_after_the_turn_limit_calls_no_model(play: Any, tmp_path: 
         agent=AgentSettings(turn_seconds=60),
         turn_started_at=datetime.now(UTC) - timedelta(seconds=60),
     )
-    assert (outcome.stop_type, outcome.needs_follow_up) == (None, False)
+    assert (outcome.report.stop_type, outcome.needs_follow_up) == (None, False)
     assert "more than the 60 seconds" in outcome.notice
     assert requests(tmp_path) == []
 
@@ -330,7 +334,7 @@ async def test_inject_methods_add_text_and_failing_ones_are_named_in_their_place
         for inject in (speak, fail, hang)
     ]
     outcome = await play(code("print(1)"), plugins=plugins)
-    assert outcome.stop_type is StopType.NORMAL
+    assert outcome.report.stop_type == StopType.NORMAL
     text = requests(tmp_path)[0]["messages"][-1]["content"][0]["text"]
     assert '<plugin_context plugin="a.speak">\nQuota: 3\n' in text
     assert (
@@ -375,14 +379,14 @@ async def test_a_truncated_program_does_not_run(sandbox: SandboxManager) -> None
     cut = Answering("```python\nadd(1, 2)\nadd(3,", finish_reason="length")
     calls = Calls()
     outcome = await runner(cut, sandbox).run(round_input(dispatch=calls))
-    assert (outcome.stop_type, outcome.needs_follow_up, calls.seen) == (StopType.ERROR, True, [])
-    assert "cut off" in outcome.reason
+    assert (outcome.report.stop_type, outcome.needs_follow_up, calls.seen) == (StopType.ERROR, True, [])
+    assert "cut off" in outcome.report.error
 
 
 async def test_a_complete_program_before_a_truncated_end_runs(sandbox: SandboxManager) -> None:
     cut = Answering(f"{code('print(1)')}\nThis means that", finish_reason="length")
     outcome = await runner(cut, sandbox).run(round_input())
-    assert outcome.stop_type is StopType.NORMAL
+    assert outcome.report.stop_type == StopType.NORMAL
 
 
 async def test_a_model_that_uses_up_the_time_of_the_turn_ends_it(sandbox: SandboxManager) -> None:
@@ -390,7 +394,7 @@ async def test_a_model_that_uses_up_the_time_of_the_turn_ends_it(sandbox: Sandbo
     slow.may_answer.clear()
     given = round_input(turn_started_at=datetime.now(UTC) - timedelta(seconds=9))
     outcome = await runner(slow, sandbox, AgentSettings(turn_seconds=10.2)).run(given)
-    assert (outcome.stop_type, outcome.needs_follow_up) == (None, False)
+    assert (outcome.report.stop_type, outcome.needs_follow_up) == (None, False)
     assert "more than the 10.2 seconds" in outcome.notice
 
 
@@ -429,14 +433,14 @@ async def test_a_program_stopped_by_an_operator_is_not_run_again(sandbox: Sandbo
     await asyncio.wait_for(called.wait(), WAIT_SECONDS)
     assert sandbox.stop("r1")
     outcome = await running
-    assert (outcome.stop_type, outcome.needs_follow_up) == (StopType.MANUAL, False)
+    assert (outcome.report.stop_type, outcome.needs_follow_up) == (StopType.MANUAL, False)
 
 
 async def test_the_answer_is_recorded_before_its_code_runs(play: Any) -> None:
     calls, recorded = Calls(), []
 
-    async def on_answer(answer: RoundAnswer) -> None:
-        recorded.append((answer.code, answer.prompt_chars > 0, answer.llm.model, list(calls.seen)))
+    async def on_answer(report: RoundReport, answer: LLMAnswer) -> None:
+        recorded.append((report.code, (report.prompt_chars or 0) > 0, answer.model, list(calls.seen)))
 
     await play(code("add(2, 3)"), dispatch=calls, on_answer=on_answer)
     assert recorded == [("add(2, 3)", True, "scripted", [])]
@@ -446,7 +450,7 @@ async def test_the_answer_is_recorded_before_its_code_runs(play: Any) -> None:
 async def test_code_does_not_run_when_its_answer_cannot_be_recorded(play: Any) -> None:
     calls = Calls()
 
-    async def refuse(_: RoundAnswer) -> None:
+    async def refuse(_: RoundReport, __: LLMAnswer) -> None:
         raise FencedError("the chat passed to another worker")
 
     with pytest.raises(FencedError):

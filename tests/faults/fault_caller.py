@@ -22,7 +22,7 @@ from fault_plan import LIMIT_SECONDS, CallKind, CallPlan, FaultKind, Options, ca
 
 from broker_config.settings import Settings
 from nekro.app import use_cases
-from nekro.app.calls.dispatch import CallScope, invocation_of
+from nekro.app.calls.dispatch import CallScope
 from nekro.app.services import Services
 from nekro.wire.values import decode_value, encode_arguments
 from nekro_agent.errors import BrokerUnavailableError, StorageUnavailableError
@@ -123,7 +123,7 @@ class Caller:
                 entry, arguments, scope, call_id=plan.call_id, lane=lane
             )
         else:
-            invocation = invocation_of(entry, arguments, scope, call_id=plan.call_id, deadline=deadline)
+            invocation = scope.call(entry, arguments, call_id=plan.call_id, deadline=deadline)
             answer = await self._services.caller.call(invocation, lane=dispatcher.lane_of(entry))
         if answer is None:
             return None

@@ -25,9 +25,8 @@ from nekro_agent.shared_clock import shared_time
 from storage.accounts.keys import KeyRepository
 from storage.accounts.spendings import ModelUse, NewSpending
 from storage.engine import Database
-from storage.repositories.base import new_id
 from storage.repositories.rounds import RoundRequest
-from storage.states import TriggerKind
+from storage.states import TriggerKind, new_id
 
 ALL = tuple(Scope)
 

@@ -15,7 +15,7 @@ from waiting import WAIT_SECONDS, eventually
 from worker_fleet import host_of, plugin_of
 
 from nekro.app import use_cases
-from nekro.app.calls.dispatch import CallScope, invocation_of
+from nekro.app.calls.dispatch import CallScope
 from nekro.app.chats.writer import context_of
 from nekro.app.services import Services
 from nekro.wire.invocation import Envelope, new_id
@@ -118,10 +118,9 @@ async def test_calls_from_processes_that_do_not_know_the_pin_reach_its_owner(
     scope = CallScope(chat=await services.chat("p"), user_id=None)
     calls = [
         services._caller.call(  # the dispatcher has read the pin
-            invocation_of(
+            scope.call(
                 entry,
                 encode_arguments((), {}),
-                scope,
                 call_id=new_id(),
                 deadline=datetime.now(UTC) + timedelta(seconds=WAIT_SECONDS),
             ),

@@ -15,7 +15,6 @@ from round_bench import Bench, Model, invocation, states
 from waiting import WAIT_SECONDS, eventually
 
 from nekro.agent.llm import LLMAnswer, LLMRequest
-from nekro.agent.rounds import RoundAnswer
 from nekro.app.chats.events import LiveText
 from nekro.app.rounds import events as module
 from nekro.app.rounds.events import RoundEvents
@@ -27,6 +26,7 @@ from nekro_client import models
 from nekro_client.event_types import EventType
 from storage.engine import Database
 from storage.repositories.events import ChatEvent
+from storage.repositories.rounds import RoundReport
 
 CHAT = "c"
 SAY = 'send_msg_text(_ck, "done")'
@@ -294,7 +294,7 @@ async def test_events_are_written_once_wherever_a_stop_interrupts_their_transact
     llm = LLMAnswer(
         text="", model="m", prompt_tokens=1, answer_tokens=1, finish_reason="stop", tries=1, cost=0.0
     )
-    answer, ledger = RoundAnswer(prompt_chars=1, llm=llm, code="1"), bench.services.ledger
+    report, ledger = RoundReport(prompt_chars=1, model="m", answer="", code="1"), bench.services.ledger
     for wait in itertools.count(1):
         chat_key = f"chat {wait}"
         await bench.say(chat_key, "hello")
@@ -305,7 +305,7 @@ async def test_events_are_written_once_wherever_a_stop_interrupts_their_transact
         assert claimed is not None
         events = RoundEvents(bench.database, bench.services.publisher, claimed.round, fence=fence)
         events.model_requested(LLMRequest(messages=()))
-        work = cancelled_at(ledger.answered(claimed, answer, events, fence=fence), wait)
+        work = cancelled_at(ledger.answered(claimed, report, llm, events, fence=fence), wait)
         outcome = (await asyncio.gather(work, return_exceptions=True))[0]
         await ledger.stop(claimed, (), events, fence=fence)
         await events.close()

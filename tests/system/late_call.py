@@ -9,7 +9,7 @@ import pytest
 from waiting import WAIT_SECONDS
 
 from broker_config.embedded import resolve_signing_key
-from nekro.app.calls.dispatch import CallScope, invocation_of
+from nekro.app.calls.dispatch import CallScope
 from nekro.app.services import Services
 from nekro.broker.delivery.messages import CallMessage
 from nekro.wire.invocation import Signer, new_id
@@ -20,7 +20,7 @@ async def check_refusal(services: Services, *, chat_key: str, deadline: datetime
     """Send a call of ``journal`` with an expired deadline; it is refused and does not start."""
     entry = await services.find_method("journal")
     scope = CallScope(chat=await services.chat(chat_key), user_id=None)
-    late = invocation_of(entry, encode_arguments((-7,), {}), scope, call_id=new_id(), deadline=deadline)
+    late = scope.call(entry, encode_arguments((-7,), {}), call_id=new_id(), deadline=deadline)
     signer = Signer.from_text(resolve_signing_key(services.settings).get_secret_value())
     message = CallMessage.of(late, signer=signer, lane="methods", reply_to=None)
     assert await services.publisher.calls_lost([message]) == 1

@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from loguru import logger
 
 from broker_config.settings import AgentSettings
-from nekro.agent.rounds import RoundAnswer, RoundOutcome, RoundRunner
+from nekro.agent.llm import LLMAnswer
+from nekro.agent.rounds import RoundOutcome, RoundRunner
 from nekro.app.calls.dispatch import CallRecord
 from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.writer import trace_of
@@ -33,7 +34,7 @@ from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import FencedError, NekroError, StorageUnavailableError
 from nekro_agent.execution.current import on_account
 from storage.engine import Database
-from storage.repositories.rounds import ClaimedRound
+from storage.repositories.rounds import ClaimedRound, RoundReport
 from workers.rounds.chat_view import ChatView
 from workers.rounds.input import RoundInputs
 
@@ -291,10 +292,10 @@ class RoundDrain:
     async def _outcome(self, attempt: _Attempt) -> RoundOutcome:
         claimed = attempt.claimed
 
-        async def on_answer(answer: RoundAnswer) -> None:
-            await self._ledger.answered(claimed, answer, attempt.events, fence=attempt.lease.fence)
+        async def on_answer(report: RoundReport, llm: LLMAnswer) -> None:
+            await self._ledger.answered(claimed, report, llm, attempt.events, fence=attempt.lease.fence)
             if attempt.meter is not None:
-                attempt.meter.answered(answer.llm)
+                attempt.meter.answered(llm)
 
         prepared = await self._inputs.build(
             claimed,

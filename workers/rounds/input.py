@@ -14,9 +14,10 @@ from loguru import logger
 
 from broker_config.model_groups import Vision, vision_of
 from broker_config.settings import Settings
+from nekro.agent.llm import LLMAnswer
 from nekro.agent.model import ChatBrief, HistoryImage, HistoryMessage, PluginBrief
 from nekro.agent.multimodal import picture_part
-from nekro.agent.rounds import RoundAnswer, RoundInput
+from nekro.agent.rounds import RoundInput
 from nekro.app.calls.dispatch import CallRecord, CallScope, Dispatcher
 from nekro.app.chats.writer import context_of
 from nekro.app.leases import HeldLease
@@ -34,7 +35,7 @@ from nekro_agent.schemas.agent_ctx import AgentCtx
 from storage.accounts.spendings import PayingKey
 from storage.engine import Database
 from storage.files import DataAreas
-from storage.repositories.rounds import ClaimedRound
+from storage.repositories.rounds import ClaimedRound, RoundReport
 from workers.rounds.chat_view import ChatView
 
 __all__ = [
@@ -154,7 +155,7 @@ class RoundInputs:
         view: ChatView,
         *,
         may_wake: bool,
-        on_answer: Callable[[RoundAnswer], Awaitable[None]],
+        on_answer: Callable[[RoundReport, LLMAnswer], Awaitable[None]],
         events: RoundEvents,
     ) -> PreparedRound:
         """Collect everything for one round.

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from loguru import logger
 
@@ -59,8 +59,18 @@ __all__ = [
     "CallScope",
     "Dispatcher",
     "RunCalls",
-    "invocation_of",
 ]
+
+
+#: Properties of a chat that its calls name.
+_OF_CHAT: Final = (
+    "chat_key",
+    "container_key",
+    "adapter_key",
+    "channel_id",
+    "channel_name",
+    "channel_type",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,48 +89,39 @@ class CallScope:
     #: As ``Invocation.account_id``.
     account_id: str | None = None
 
-    def invocation(
+    def call(
         self,
-        method: str,
+        called: MethodEntry | str,
         arguments: str,
         *,
         call_id: str,
         deadline: datetime,
-        repeatable: bool = False,
-        is_recorded: bool = False,
         waits_until: datetime | None = None,
     ) -> Invocation:
-        """Create the invocation of one call on behalf of this chat and user.
+        """Return one call on behalf of this chat and user.
 
         Args:
-            method: the Celery task of a method or of another kind of call.
+            called: a method, or the Celery task of another kind of call.
             arguments: their encoded text.
-            repeatable: whether the call may run again after a worker died inside it.
-            is_recorded: whether this process records it.
             waits_until: when its caller stops waiting; None means at the deadline.
         """
-        chat = self.chat
+        given: dict[str, Any] = {"method": called}
+        if not isinstance(called, str):
+            given = {
+                "method": called.task,
+                "repeatable": called.repeatable,
+                "is_recorded": called.is_claimed,
+            }
+        # An invocation has the fields of a scope and the identity of its chat, by the same names.
         return Invocation(
+            **{name: getattr(self.chat, name) for name in _OF_CHAT},
+            **{name: value for name, value in vars(self).items() if name != "chat"},
+            **given,
             call_id=call_id,
-            method=method,
-            chat_key=chat.chat_key,
-            container_key=chat.container_key,
-            user_id=self.user_id,
-            adapter_key=chat.adapter_key,
-            channel_id=chat.channel_id,
-            channel_name=chat.channel_name,
-            channel_type=chat.channel_type,
-            round_id=self.round_id,
-            turn_id=self.turn_id,
-            round_number=self.round_number,
-            wakes_agent=self.wakes_agent,
-            repeatable=repeatable,
-            is_recorded=is_recorded,
+            args=arguments,
             issued_at=shared_time(),
             deadline=deadline,
             waits_until=waits_until,
-            account_id=self.account_id,
-            args=arguments,
         )
 
 
@@ -222,14 +223,6 @@ class Dispatcher:
         """Name of the lane that a method's calls use."""
         return self._lanes.lane_of(entry)
 
-    def timeout_seconds(self, entry: MethodEntry) -> float:
-        """Time limit of a method's calls, from their lane."""
-        return self.lane_seconds(self.lane_of(entry))
-
-    def lane_seconds(self, lane: str) -> float:
-        """Time limit of the calls of a lane."""
-        return lane_seconds(self._settings, lane)
-
     async def admit(
         self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, lane: str
     ) -> str | None:
@@ -248,8 +241,8 @@ class Dispatcher:
         """Return the invocation of a call for whose result no caller will wait."""
         # The result wakes the agent, even where the round itself was the last one of its turn.
         scope = replace(scope, wakes_agent=scope.wakes_agent or scope.round_id is not None)
-        deadline = shared_time() + timedelta(seconds=self.lane_seconds(lane))
-        return invocation_of(entry, arguments, scope, call_id=call_id, deadline=deadline)
+        deadline = shared_time() + timedelta(seconds=lane_seconds(self._settings, lane))
+        return scope.call(entry, arguments, call_id=call_id, deadline=deadline)
 
     async def invoke_or_detach(
         self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, lane: str
@@ -269,11 +262,10 @@ class Dispatcher:
         """
         patience = wait_seconds(entry, lane=lane, settings=self._settings)
         now = shared_time()
-        deadline = now + timedelta(seconds=self.lane_seconds(lane))
-        invocation = invocation_of(
+        deadline = now + timedelta(seconds=lane_seconds(self._settings, lane))
+        invocation = scope.call(
             entry,
             arguments,
-            scope,
             call_id=call_id,
             deadline=deadline,
             waits_until=min(deadline, now + timedelta(seconds=patience)),
@@ -327,12 +319,12 @@ class Dispatcher:
         if entry.requires_approval and approver is None:
             raise NotApprovedError(f"{entry.task} requires approval, and this caller cannot approve it")
         await self.refresh()
-        seconds = self.timeout_seconds(entry) if timeout_seconds is None else timeout_seconds
         call_id, lane = call_id or new_id(), self.lane_of(entry)
+        seconds = lane_seconds(self._settings, lane) if timeout_seconds is None else timeout_seconds
         scope = CallScope(chat=chat, user_id=user_id, wakes_agent=False, account_id=call_id)
         deadline = shared_time() + timedelta(seconds=seconds)
         with tool_span(entry.task, kind=entry.type.value, call_id=call_id, lane=lane):
-            invocation = invocation_of(entry, arguments, scope, call_id=call_id, deadline=deadline)
+            invocation = scope.call(entry, arguments, call_id=call_id, deadline=deadline)
             if entry.requires_approval and approver is not None:
                 await self._approvals().permit(invocation, lane=lane, by=approver)
             return await self._caller.call(invocation, lane=lane)
@@ -475,24 +467,3 @@ def _raised(exc: NekroError) -> Raised:
     if isinstance(exc, MethodFailedError):
         return Raised(error_type=exc.error_type, message=exc.error_message)
     return Raised(error_type=type(exc).__name__, message=str(exc))
-
-
-def invocation_of(
-    entry: MethodEntry,
-    arguments: str,
-    scope: CallScope,
-    *,
-    call_id: str,
-    deadline: datetime,
-    waits_until: datetime | None = None,
-) -> Invocation:
-    """Create the invocation of one call of a method; see ``CallScope.invocation``."""
-    return scope.invocation(
-        entry.task,
-        arguments,
-        call_id=call_id,
-        deadline=deadline,
-        repeatable=entry.repeatable,
-        is_recorded=entry.is_claimed,
-        waits_until=waits_until,
-    )

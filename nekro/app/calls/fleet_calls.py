@@ -101,9 +101,8 @@ class PluginTasks:
             ArgumentError: an argument or the value is not plain data.
             The errors of ``MethodCaller.call``.
         """
-        invocation = CallScope(
-            chat=chat, user_id=user_id, wakes_agent=False, account_id=current_account()
-        ).invocation(
+        scope = CallScope(chat=chat, user_id=user_id, wakes_agent=False, account_id=current_account())
+        invocation = scope.call(
             task,
             encode_arguments(arguments, {}),
             call_id=call_id or new_id(),

@@ -18,9 +18,8 @@ from typing import Any, Final
 from loguru import logger
 from pydantic_core import from_json
 
-from nekro.agent.llm.port import LLMRequest
+from nekro.agent.llm.port import LLMAnswer, LLMRequest
 from nekro.agent.llm.telemetry import message_json
-from nekro.agent.rounds import RoundAnswer
 from nekro.app.calls.dispatch import CallRecord
 from nekro.app.chats.events import LiveText, live_event, record
 from nekro.app.chats.publisher import EventPublisher
@@ -160,15 +159,14 @@ class RoundEvents:
         if shown and not (words or "").startswith(shown):
             self._add(EventType.MESSAGE_WITHDRAWN, data={"text": shown})
 
-    def code_ready(self, answer: RoundAnswer) -> None:
+    def code_ready(self, code: str, llm: LLMAnswer) -> None:
         """The model has answered with something that is no message."""
         self._answer.flush()
         self.settle_words(None)
-        llm = answer.llm
         data = {
             # First, where the database finds it.
             **({} if self._keeps_tools else TOOLS_NOT_KEPT),
-            "code": answer.code,
+            "code": code,
             "model": llm.model,
             "group": llm.group,
             "failed_groups": [

@@ -39,7 +39,8 @@ from storage.states import RoundState, TriggerKind
 from storage.transaction import Transaction
 
 if TYPE_CHECKING:  # workers of other lanes record the end of rounds, too, and run none
-    from nekro.agent.rounds import RoundAnswer, RoundOutcome
+    from nekro.agent.llm import LLMAnswer
+    from nekro.agent.rounds import RoundOutcome
     from nekro.app.model_meters import RoundMeter
     from nekro.app.rounds.events import RoundEvents
 
@@ -119,7 +120,8 @@ class RoundLedger:
     async def answered(
         self,
         claimed: ClaimedRound,
-        answer: RoundAnswer,
+        report: RoundReport,
+        llm: LLMAnswer,
         events: RoundEvents,
         *,
         fence: int,
@@ -129,17 +131,7 @@ class RoundLedger:
         Raises:
             FencedError: the lease was lost; the code must not run.
         """
-        report = RoundReport(
-            prompt_chars=answer.prompt_chars,
-            model=answer.llm.model,
-            answer=answer.llm.text,
-            code=answer.code,
-            prompt_tokens=answer.llm.prompt_tokens,
-            completion_tokens=answer.llm.answer_tokens,
-            tokens_estimated=answer.llm.is_estimated,
-            cost=answer.llm.cost,
-        )
-        events.code_ready(answer)
+        events.code_ready(report.code or "", llm)
         async with events.held(), self._database.begin() as transaction:
             await transaction.rounds.record(claimed.round.id, fence=fence, report=report)
             await events.take(transaction, later=True)
@@ -170,6 +162,7 @@ class RoundLedger:
         Raises:
             FencedError: the lease was lost.
         """
+        report = outcome.report
         following: ClaimedRound | None = None
         events_of_end: EventRepository | None = None
 
@@ -180,7 +173,7 @@ class RoundLedger:
             ended = await self._end(
                 transaction,
                 claimed,
-                _report(outcome, calls),
+                replace(report, calls=_calls(calls)),
                 events,
                 fence=fence,
                 words=outcome.words,
@@ -223,7 +216,7 @@ class RoundLedger:
         ended = await self._write_with_retries(write, events)
         if following is not None and events_of_end is not None:
             following = replace(following, chat=events_of_end.chat(ended.chat_key))
-        stop = None if outcome.stop_type is None else outcome.stop_type.name
+        stop = None if report.stop_type is None else StopType(report.stop_type).name
         logger.bind(
             chat_key=ended.chat_key,
             number=ended.number,
@@ -240,7 +233,7 @@ class RoundLedger:
         if outcome.notice is not None:
             await self._append_notice(transaction, ended, outcome.notice, kind=MessageKind.ASSISTANT)
         # The follow-up round of a result was requested by the worker that ran the method.
-        if outcome.needs_follow_up and outcome.stop_type not in STOPS.values():
+        if outcome.needs_follow_up and outcome.report.stop_type not in STOPS.values():
             return await self._request_follow_up(transaction, ended, user_id=claimed.user_id)
         return None
 
@@ -525,7 +518,7 @@ class RoundLedger:
 async def _keep_variables(transaction: Transaction, ended: Round, outcome: RoundOutcome) -> None:
     """Store what the round's program left for the next round, if there is one."""
     kept = None if outcome.run is None else outcome.run.kept
-    if kept is None or not outcome.needs_follow_up or outcome.stop_type is StopType.SECURITY:
+    if kept is None or not outcome.needs_follow_up or outcome.report.stop_type == StopType.SECURITY:
         return
     await transaction.variables.replace(
         TurnVariables(
@@ -554,22 +547,3 @@ def _count(ended: Round) -> None:
 
 def _calls(calls: Sequence[CallRecord]) -> list[dict[str, Any]]:
     return [call_json(record) for record in calls]
-
-
-def _report(outcome: RoundOutcome, calls: Sequence[CallRecord]) -> RoundReport:
-    llm, run = outcome.llm, outcome.run
-    return RoundReport(
-        prompt_chars=outcome.prompt_chars,
-        model=llm.model if llm else None,
-        answer=outcome.answer if llm else None,
-        code=outcome.code if llm else None,
-        stop_type=None if outcome.stop_type is None else int(outcome.stop_type),
-        exit_code=run.exit_code if run else None,
-        output=outcome.output,
-        prompt_tokens=llm.prompt_tokens if llm else None,
-        completion_tokens=llm.answer_tokens if llm else None,
-        tokens_estimated=llm.is_estimated if llm else None,
-        cost=llm.cost if llm else None,
-        calls=_calls(calls),
-        error=outcome.reason or None,
-    )

@@ -305,7 +305,7 @@ class RemoteRuns:
             The errors of ``MethodCaller.call``.
         """
         seconds = self._default_seconds if timeout_seconds is None else timeout_seconds
-        invocation = CallScope(chat=chat, user_id=user_id, wakes_agent=wakes_agent).invocation(
+        invocation = CallScope(chat=chat, user_id=user_id, wakes_agent=wakes_agent).call(
             RUN_TASK,
             encode_arguments((code,), {}),
             call_id=run_id,
