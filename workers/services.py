@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from broker_config.embedded import make_data_dir, resolve_settings
 from broker_config.settings import Settings
 from nekro.app.approvals.requests import ApprovalCheck
-from nekro.app.calls.detached import CallEnds
 from nekro.app.calls.fleet_calls import MessageHooks
 from nekro.app.clock_watch import ClockWatch
 from nekro.app.extensions import imported
@@ -32,7 +31,7 @@ from nekro_agent.services.timer.timer_service import callback_timers
 from storage.engine import Database
 from storage.migrate import require_schema
 from workers.calls.claims import CallClaims
-from workers.calls.handler import CallHandler
+from workers.calls.handler import CallEnds, CallHandler
 from workers.calls.progress import CallReports, ProgressAnnouncer
 from workers.calls.remote_hooks import ForwardedHooks, HookForwarder
 from workers.calls.targets import CodeTarget, CommandLines, MethodTargets

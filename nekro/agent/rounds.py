@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from broker_config.model_groups import Vision
 from broker_config.settings import AgentSettings, AnswerMode, SandboxSettings
@@ -49,25 +49,13 @@ from nekro_agent.errors import BudgetExceededError, LLMError
 from nekro_agent.shared_clock import shared_time
 from storage.repositories.round_values import RoundReport
 
-__all__ = ["RoundBudget", "RoundInput", "RoundOutcome", "RoundRunner", "Sandbox"]
+if TYPE_CHECKING:
+    from nekro.sandbox.manager import SandboxManager
+
+__all__ = ["RoundBudget", "RoundInput", "RoundOutcome", "RoundRunner"]
 
 #: Time of a turn that is reserved for the program of its last answer, which could not run otherwise.
 _LEAST_RUN_SECONDS: Final = 1.0
-
-
-class Sandbox(Protocol):
-    """The part of ``nekro.sandbox.manager.SandboxManager`` that a round uses."""
-
-    async def prepare(self, *, chat_key: str, container_key: str) -> None:
-        """Start a sandbox for the chat, so that it is ready when the code arrives.
-
-        Cancelling ends the wait but not the start; a failure is raised again by ``run``.
-        """
-        ...
-
-    async def run(self, request: RunRequest) -> RunResult:
-        """Run code; a cancelled run leaves nothing running."""
-        ...
 
 
 class RoundBudget(Protocol):
@@ -171,7 +159,7 @@ class RoundRunner:
         self,
         *,
         llm: LLMClient,
-        sandbox: Sandbox,
+        sandbox: SandboxManager,
         agent_settings: AgentSettings,
         sandbox_settings: SandboxSettings,
         contexts: ModelContexts | None = None,
@@ -456,7 +444,7 @@ class _Round:
 
     @asynccontextmanager
     async def _sandbox_prepared(self) -> AsyncIterator[None]:
-        """Start a sandbox concurrently with the block; ``Sandbox.run`` uses it, ready or still starting."""
+        """Start a sandbox concurrently with the block; the run uses it, ready or still starting."""
         preparing: list[asyncio.Future[None]] = []
 
         def prepare() -> None:

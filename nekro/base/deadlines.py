@@ -13,7 +13,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from loguru import logger
 
@@ -73,15 +73,11 @@ class Deadlines(Generic[T]):
                 logger.exception("deadline_callback_failed")
 
 
-class _Limited(Protocol):
-    def due(self) -> None: ...
-
-
 class Limits:
     """Creates time limits for waits of tasks on one event loop; create it on that loop."""
 
     def __init__(self) -> None:
-        self._deadlines = Deadlines[_Limited](asyncio.get_running_loop(), lambda limit: limit.due())
+        self._deadlines = Deadlines[Limit](asyncio.get_running_loop(), lambda limit: limit.due())
 
     def of(self, seconds: float) -> Limit:
         """``with limits.of(seconds):`` is a less exact ``async with asyncio.timeout(seconds):``."""
@@ -97,7 +93,7 @@ class Limit:
 
     __slots__ = ("_cancelling", "_deadlines", "_seconds", "_task", "_tick", "is_over")
 
-    def __init__(self, deadlines: Deadlines[_Limited], seconds: float) -> None:
+    def __init__(self, deadlines: Deadlines[Limit], seconds: float) -> None:
         self._deadlines, self._seconds = deadlines, seconds
         #: Whether the time was over before the block ended.
         self.is_over = False

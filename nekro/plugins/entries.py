@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from nekro.base.plain import known_fields
 from nekro_agent.methods import Lane, SandboxMethodType
@@ -106,25 +106,6 @@ class CommandEntry:
         return f"{self.plugin_key}:{self.name}"
 
 
-class RoutedEntry(Protocol):
-    """What a lane is chosen for: a method or a webhook."""
-
-    @property
-    def task(self) -> str:
-        """Name of the Celery task."""
-        ...
-
-    @property
-    def plugin_key(self) -> str:
-        """Plugin that owns it."""
-        ...
-
-    @property
-    def lane(self) -> Lane:
-        """Lane that it requests."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WebhookEntry:
     """A function that a plugin runs when a webhook's endpoint is posted to."""
@@ -138,6 +119,10 @@ class WebhookEntry:
     label: str = ""
     description: str = ""
     lane: Lane = Lane.METHODS
+
+
+#: What a lane is chosen for.
+RoutedEntry: TypeAlias = MethodEntry | WebhookEntry
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,13 +16,14 @@ from typing import Any, TypeAlias
 
 from loguru import logger
 
-from nekro.app.calls.detached import CallSubject, longest_seconds, settle
+from nekro.app.calls.detached import longest_seconds, settle
 from nekro.app.calls.records import error_of
 from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.writer import append_message, request_round
 from nekro.app.leases import CALL, HeldLease, LeaseKeeper
 from nekro.base.tasks import clean_up_timeout
 from nekro.broker.failures import name_of
+from nekro.plugins.entries import MethodEntry
 from nekro.wire.invocation import Envelope, Invocation
 from nekro_agent.durations import GRACE_SECONDS, HOOK_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import (
@@ -33,7 +34,7 @@ from nekro_agent.errors import (
     StorageError,
     StorageUnavailableError,
 )
-from nekro_agent.methods import SandboxMethodType
+from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import MessageKind, SystemMessageHooks
 from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.repositories.calls import Call, CallRequest, Claim, ClaimVerdict
@@ -42,7 +43,7 @@ from storage.repositories.rounds import RoundRequest
 from storage.states import CallState, StoredKind, TriggerKind
 from storage.transaction import Transaction
 
-__all__ = ["CallClaims", "ConfirmApproval", "DuplicateDelivery", "HeldClaim"]
+__all__ = ["CallClaims", "CallSubject", "ConfirmApproval", "DuplicateDelivery", "HeldClaim", "TaskSubject"]
 
 #: Raises ``NotApprovedError`` unless a call was approved; see ``nekro.app.approvals.requests``.
 ConfirmApproval: TypeAlias = Callable[[Transaction, Invocation], Awaitable[None]]
@@ -50,6 +51,22 @@ ConfirmApproval: TypeAlias = Callable[[Transaction, Invocation], Awaitable[None]
 
 class DuplicateDelivery(Exception):
     """Another delivery of the same call is running; this delivery must have no effect."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSubject:
+    """What a call runs that is not one of a method, for its record."""
+
+    #: Of the function or command, for the history.
+    name: str
+    plugin_key: str
+    lane: Lane
+    type: SandboxMethodType = SandboxMethodType.TOOL
+    requires_approval: bool = False
+
+
+#: What a call runs, for its record.
+CallSubject: TypeAlias = MethodEntry | TaskSubject
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,34 +16,39 @@ import inspect
 import time
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+from loguru import logger
+
 from broker_config.settings import SandboxSettings
-from nekro.app.calls.detached import CallEnds, CallSubject
+from nekro.app.calls.detached import detached_request, end_job, settle
+from nekro.app.chats.publisher import EventPublisher
 from nekro.base.redaction import Redactor
+from nekro.broker.failures import name_of
 from nekro.broker.fairness import ChatPace
 from nekro.plugins.invoke import Outcome
 from nekro.wire.author_frames import AuthorFrame, attach, author_frames, source_folder
 from nekro.wire.decode_pool import DecodePool
 from nekro.wire.invocation import Envelope, Invocation, Signer, is_long_body, tool_answer
 from nekro.wire.values import Arguments, encode_value
-from nekro_agent.durations import RETRY_SECONDS
-from nekro_agent.errors import CallTimeoutError, MethodFailedError, NekroError, ResultError
+from nekro_agent.durations import GRACE_SECONDS, RETRY_SECONDS
+from nekro_agent.errors import CallTimeoutError, MethodFailedError, NekroError, ResultError, StorageError
 from nekro_agent.execution.current import effects_of, on_account
-from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.placeholders import OWN_PACKAGES
+from nekro_agent.ports import JobState
 from nekro_agent.shared_clock import shared_time
-from workers.calls.claims import CallClaims, DuplicateDelivery
+from storage.engine import Database
+from storage.states import CallState
+from workers.calls.claims import CallClaims, CallSubject, DuplicateDelivery
 
 __all__ = [
+    "CallEnds",
     "CallHandler",
     "CallTarget",
     "FindTarget",
     "MisplacedCall",
     "OnStep",
-    "TaskSubject",
     "explained",
     "places_in_plugin",
     "redacted",
@@ -131,17 +136,6 @@ class MisplacedCall(Exception):
         self.body = body
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskSubject:
-    """The ``CallSubject`` of calls other than those of methods."""
-
-    name: str
-    plugin_key: str
-    lane: Lane
-    type: SandboxMethodType = SandboxMethodType.TOOL
-    requires_approval: bool = False
-
-
 class CallTarget(Protocol):
     """What one call runs."""
 
@@ -174,6 +168,50 @@ class CallTarget(Protocol):
 #: Returns the target that a verified call names, or raises ``MethodNotFoundError`` or
 #: ``MethodDisabledError``.
 FindTarget = Callable[[Invocation], CallTarget]
+
+
+class CallEnds:
+    """Records calls that end without a claim: TOOL calls, and failures before the claim."""
+
+    def __init__(self, database: Database, publisher: EventPublisher) -> None:
+        self._database = database
+        self._publisher = publisher
+
+    async def record(
+        self,
+        subject: CallSubject,
+        invocation: Invocation,
+        *,
+        value: Any = None,
+        error: BaseException | None = None,
+    ) -> None:
+        """Record the end of a call whose caller may have stopped waiting, and inform the chat if it has.
+
+        The ends of most calls are not recorded, because their callers wait.
+        """
+        if invocation.waits_until is None or invocation.waited_seconds_left() > GRACE_SECONDS:
+            return
+        try:
+            await self._record(subject, invocation, value, error)
+        except StorageError as exc:  # the sweep reports to the chat that the outcome is unknown
+            logger.bind(call_id=invocation.call_id, error=str(exc)).warning("call_end_not_recorded")
+
+    async def _record(
+        self, subject: CallSubject, invocation: Invocation, value: Any, error: BaseException | None
+    ) -> None:
+        async with self._database.begin() as transaction:
+            call = await transaction.detached_calls.end(
+                detached_request(subject.type, invocation, lane=subject.lane.value),
+                state=CallState.DONE if error is None else CallState.FAILED,
+                error_type=None if error is None else name_of(error),
+                error_message=None if error is None else str(error) or repr(error),
+            )
+            if call is not None:
+                await settle(transaction, self._publisher, call, value=value)
+                return
+            call = await transaction.calls.find(invocation.call_id)
+            if call is None or call.finished_at is not None:  # else another worker runs it
+                await end_job(transaction, self._publisher, invocation.call_id, JobState.FAILED, "ended")
 
 
 class CallHandler:

@@ -29,7 +29,8 @@ from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage, locate_files
-from workers.calls.handler import CallTarget, OnStep, TaskSubject
+from workers.calls.claims import TaskSubject
+from workers.calls.handler import CallTarget, OnStep
 
 __all__ = ["ForwardedHooks", "HookForwarder"]
 

@@ -41,7 +41,8 @@ from nekro_agent.files.file_system import FileSystem
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import using
 from nekro_client.event_types import EventType
-from workers.calls.handler import CallTarget, OnStep, TaskSubject, explained, places_in_plugin
+from workers.calls.claims import TaskSubject
+from workers.calls.handler import CallTarget, OnStep, explained, places_in_plugin
 from workers.calls.progress import CallReports
 from workers.plugins.loop_watchdog import LoopWatchdog
 

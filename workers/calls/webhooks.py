@@ -28,7 +28,8 @@ from nekro_agent.files import staging
 from nekro_agent.plugin import using
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx, WebhookRequest
-from workers.calls.handler import CallTarget, OnStep, TaskSubject, places_in_plugin
+from workers.calls.claims import TaskSubject
+from workers.calls.handler import CallTarget, OnStep, places_in_plugin
 from workers.plugins.loop_watchdog import LoopWatchdog
 
 __all__ = ["WebhookEnd", "WebhookTargets", "run_webhooks"]

@@ -8,20 +8,17 @@ informs the chat in the same transaction, and requests a round if the chat waits
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, Final, Protocol
-
-from loguru import logger
+from typing import Any, Final
 
 from nekro.app.chats.events import record_job
 from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.writer import append_message, request_round
 from nekro.base.metrics import metrics
-from nekro.broker.failures import name_of
 from nekro.plugins.entries import MethodEntry
 from nekro.wire.invocation import Invocation
 from nekro_agent.durations import GRACE_SECONDS
-from nekro_agent.errors import FencedError, NotApprovedError, StorageError
-from nekro_agent.methods import Lane, SandboxMethodType
+from nekro_agent.errors import FencedError, NotApprovedError
+from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import JobState, MessageKind
 from nekro_client.event_types import EventType
 from storage.engine import Database
@@ -34,9 +31,8 @@ from storage.transaction import Transaction
 
 __all__ = [
     "CallDetacher",
-    "CallEnds",
-    "CallSubject",
     "begin_job",
+    "detached_request",
     "end_job",
     "longest_seconds",
     "settle",
@@ -47,35 +43,6 @@ _ENDS: Final = {
     CallState.DONE: JobState.SUCCEEDED,
     CallState.CANCELLED: JobState.CANCELLED,
 }
-
-
-class CallSubject(Protocol):
-    """What a call runs, for its record: a method, a command or a hook."""
-
-    @property
-    def name(self) -> str:
-        """Name of the function or command, for the history."""
-        ...
-
-    @property
-    def plugin_key(self) -> str:
-        """Plugin that owns it."""
-        ...
-
-    @property
-    def type(self) -> SandboxMethodType:
-        """Determines what happens to the result."""
-        ...
-
-    @property
-    def lane(self) -> Lane:
-        """Lane that it requests."""
-        ...
-
-    @property
-    def requires_approval(self) -> bool:
-        """Whether a person must approve it before it runs."""
-        ...
 
 
 def longest_seconds(invocation: Invocation) -> float:
@@ -98,7 +65,7 @@ class CallDetacher:
         Raises:
             StorageUnavailableError: the database does not answer; the call may be detached.
         """
-        request = _request(entry, invocation, lane=lane)
+        request = detached_request(entry.type, invocation, lane=lane)
         seconds = longest_seconds(invocation)
         runs_seconds = None if entry.is_claimed else seconds
         async with self._database.begin() as transaction:
@@ -117,50 +84,6 @@ class CallDetacher:
             await transaction.calls.cancel(call_id, reason="it could not be sent to a worker")
             reason = "it could not be sent to a worker"
             await end_job(transaction, self._publisher, call_id, JobState.FAILED, reason)
-
-
-class CallEnds:
-    """The workers' side, for calls that end without a claim: TOOL calls, and failures before the claim."""
-
-    def __init__(self, database: Database, publisher: EventPublisher) -> None:
-        self._database = database
-        self._publisher = publisher
-
-    async def record(
-        self,
-        subject: CallSubject,
-        invocation: Invocation,
-        *,
-        value: Any = None,
-        error: BaseException | None = None,
-    ) -> None:
-        """Record the end of a call whose caller may have stopped waiting, and inform the chat if it has.
-
-        The ends of most calls are not recorded, because their callers wait.
-        """
-        if invocation.waits_until is None or invocation.waited_seconds_left() > GRACE_SECONDS:
-            return
-        try:
-            await self._record(subject, invocation, value, error)
-        except StorageError as exc:  # the sweep reports to the chat that the outcome is unknown
-            logger.bind(call_id=invocation.call_id, error=str(exc)).warning("call_end_not_recorded")
-
-    async def _record(
-        self, subject: CallSubject, invocation: Invocation, value: Any, error: BaseException | None
-    ) -> None:
-        async with self._database.begin() as transaction:
-            call = await transaction.detached_calls.end(
-                _request(subject, invocation, lane=subject.lane.value),
-                state=CallState.DONE if error is None else CallState.FAILED,
-                error_type=None if error is None else name_of(error),
-                error_message=None if error is None else str(error) or repr(error),
-            )
-            if call is not None:
-                await settle(transaction, self._publisher, call, value=value)
-                return
-            call = await transaction.calls.find(invocation.call_id)
-            if call is None or call.finished_at is not None:  # else another worker runs it
-                await end_job(transaction, self._publisher, invocation.call_id, JobState.FAILED, "ended")
 
 
 async def begin_job(
@@ -219,11 +142,12 @@ async def settle(
     await _wake(transaction, publisher, call, text, message=row)
 
 
-def _request(subject: CallSubject, invocation: Invocation, *, lane: str) -> CallRequest:
+def detached_request(kind: SandboxMethodType, invocation: Invocation, *, lane: str) -> CallRequest:
+    """Return the row of a call whose caller waits no longer."""
     return CallRequest(
         id=invocation.call_id,
         method=invocation.method,
-        type=subject.type,
+        type=kind,
         chat_key=invocation.chat_key,
         round_id=invocation.round_id,
         lane=lane,

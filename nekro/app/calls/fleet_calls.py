@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 from loguru import logger
 from pydantic import BaseModel, Field
@@ -23,7 +23,7 @@ from nekro.app.chats.writer import chat_of
 from nekro.broker.calls import MethodCaller
 from nekro.plugins.entries import CommandEntry, MethodEntry, PluginEntry
 from nekro.plugins.entry_registry import Registry
-from nekro.plugins.hooks import signal_of
+from nekro.plugins.hooks import PluginHost, signal_of
 from nekro.plugins.lanes import LaneChooser
 from nekro.wire.invocation import new_id
 from nekro.wire.values import decode_value, encode_arguments
@@ -157,18 +157,6 @@ async def run_on_worker(
 _NO_CHAT: Final = "operator"
 
 
-class MessageHooks(Protocol):
-    """The hooks of messages and resets; ``PluginHost`` runs them here, ``FleetHooks`` on workers."""
-
-    async def user_message(self, ctx: AgentCtx, message: ChatMessage) -> MsgSignal:
-        """Pass an incoming message to every plugin and return their merged answer."""
-        ...
-
-    async def channel_reset(self, ctx: AgentCtx) -> object:
-        """Run the reset hooks for the context's chat."""
-        ...
-
-
 class FleetHooks:
     """Runs hooks of the plugins of the catalogue on workers, one after another."""
 
@@ -271,6 +259,10 @@ class _Question(BaseModel):
     #: None: no time limit.
     until: datetime | None = None
     on_timeout_message: str = ""
+
+
+#: The hooks of messages and resets, run on workers or in this process.
+MessageHooks: TypeAlias = FleetHooks | PluginHost
 
 
 class CommandSender:

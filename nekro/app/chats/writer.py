@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from nekro.app.chats.events import message_event, record, record_caused, turn_started
 from nekro.app.chats.publisher import EventPublisher
 from nekro.broker.tracing import TurnTrace, begin_turn, is_tracing
+from nekro.wire.invocation import Invocation
 from nekro_agent.execution.current import current_account
 from nekro_agent.layout import channel_of
 from nekro_agent.ports import ChatInfo, MessageKind
@@ -24,7 +25,7 @@ from storage.states import StoredKind
 from storage.transaction import Transaction
 
 __all__ = [
-    "OfChat",
+    "ChatSource",
     "append_message",
     "chat_of",
     "context_of",
@@ -35,30 +36,12 @@ __all__ = [
 ]
 
 
-class OfChat(Protocol):
-    """What names a chat and its channel: a chat, an invocation or a context."""
-
-    @property
-    def chat_key(self) -> str: ...
-
-    @property
-    def container_key(self) -> str | None: ...
-
-    @property
-    def adapter_key(self) -> str | None: ...
-
-    @property
-    def channel_id(self) -> str | None: ...
-
-    @property
-    def channel_name(self) -> str | None: ...
-
-    @property
-    def channel_type(self) -> str | None: ...
+#: What names a chat and its channel.
+ChatSource: TypeAlias = Invocation | ChatInfo | AgentCtx
 
 
 def context_of(
-    source: OfChat,
+    source: ChatSource,
     *,
     user_id: str | None,
     plugin_key: str | None = None,
@@ -82,7 +65,7 @@ def context_of(
     )
 
 
-def chat_of(source: OfChat) -> ChatInfo:
+def chat_of(source: ChatSource) -> ChatInfo:
     """Return the chat that an invocation or a context names."""
     return ChatInfo(
         chat_key=source.chat_key,

@@ -8,47 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from storage.repositories.plugin_states import Activation
 from storage.transaction import Transaction
 
-__all__ = ["MOST_TURNS", "Sleeper", "awake_plugins", "brief_of", "may_sleep", "sleep", "wake"]
+if TYPE_CHECKING:
+    from nekro.plugins.entries import PluginEntry
+    from nekro_agent.plugin import NekroPlugin
+
+__all__ = ["MOST_TURNS", "AnyPlugin", "awake_plugins", "brief_of", "may_sleep", "sleep", "wake"]
 
 #: A plugin can be woken for this many turns at most, or without a limit.
 MOST_TURNS: Final = 20
 
 
-class Sleeper(Protocol):
-    """What a plugin declares: a ``NekroPlugin`` or a ``PluginEntry``."""
-
-    @property
-    def key(self) -> str:
-        """``author.module``."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """Name for people."""
-        ...
-
-    @property
-    def description(self) -> str:
-        """What it does."""
-        ...
-
-    @property
-    def allow_sleep(self) -> bool | None:
-        """Whether it may sleep; None: if it has a ``sleep_brief``."""
-        ...
-
-    @property
-    def sleep_brief(self) -> str:
-        """What is shown while it is asleep."""
-        ...
+#: A plugin of this process, or of the catalogue.
+AnyPlugin: TypeAlias = "NekroPlugin | PluginEntry"
 
 
-def may_sleep(plugin: Sleeper, *, keep_awake: Iterable[str] = ()) -> bool:
+def may_sleep(plugin: AnyPlugin, *, keep_awake: Iterable[str] = ()) -> bool:
     """Whether a plugin sleeps unless it is woken.
 
     Args:
@@ -59,7 +38,7 @@ def may_sleep(plugin: Sleeper, *, keep_awake: Iterable[str] = ()) -> bool:
     return plugin.allow_sleep is True or bool(plugin.sleep_brief.strip())
 
 
-def brief_of(plugin: Sleeper) -> str:
+def brief_of(plugin: AnyPlugin) -> str:
     """Return what is shown of a plugin that is asleep."""
     return plugin.sleep_brief.strip() or plugin.description.strip() or plugin.name
 

@@ -11,7 +11,7 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from hashlib import sha256
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from nekro.broker.tracing import genai
 from nekro.broker.tracing.genai import content_text
@@ -86,22 +86,26 @@ _SAMPLED: Final = 1
 Value = str | int | float | bool | Sequence[str] | None
 
 
-class Span(Protocol):
-    """A span of a trace, as a context manager: ``with span(…) as part:``."""
+class Span:
+    """A span of a trace, as a context manager: ``with span(…) as part:``.
 
-    def __enter__(self) -> Self: ...
+    This one records nothing: it stands for every span while tracing is off, and for spans of traces that are
+    not sampled.
+    """
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        pass
 
     def set_attributes(self, **attributes: str | int | float | bool | None) -> None:
         """Add attributes with the prefix ``nekro.``; None is omitted."""
-        ...
 
     def put(self, attributes: Mapping[str, Value]) -> None:
         """Add attributes with names of OpenTelemetry's conventions; None is omitted."""
-        ...
 
     def content(self, name: str, make: Callable[[], object]) -> None:
         """Add JSON data with texts of users, models or plugins, if such contents are captured.
@@ -109,36 +113,12 @@ class Span(Protocol):
         Args:
             make: returns the data; called only if it is recorded.
         """
-        ...
 
     def fail(self, error_type: str) -> None:
         """Mark the span as failed."""
-        ...
 
 
-class _Nothing:
-    """Replaces every span while tracing is off, and spans of traces that are not sampled."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def set_attributes(self, **attributes: object) -> None:
-        pass
-
-    def put(self, attributes: object) -> None:
-        pass
-
-    def content(self, name: str, make: object) -> None:
-        pass
-
-    def fail(self, error_type: str) -> None:
-        pass
-
-
-class _Unsampled(_Nothing):
+class _Unsampled(Span):
     """The first span of this process in a trace that is not sampled: messages from it pass that on."""
 
     def __init__(self, parent: Context) -> None:
@@ -156,7 +136,7 @@ class _Unsampled(_Nothing):
         context.detach(self._token)
 
 
-class _Part:
+class _RecordedSpan(Span):
     """A span that is the current one between ``__enter__`` and ``__exit__``."""
 
     def __init__(
@@ -257,7 +237,7 @@ class Tracing:
         attributes = named(ids)
         if standard is not None:
             attributes.update(known(standard))
-        return _Part(self, name, kind, parent, attributes, links)
+        return _RecordedSpan(self, name, kind, parent, attributes, links)
 
     def span_context(self, turn: TurnTrace) -> SpanContext:
         """Return the place of a turn's own span, which is recorded when the turn has ended.
@@ -285,7 +265,7 @@ class Tracing:
         return Link(self.span_context(turn), {"nekro.turn_id": turn.turn_id})
 
 
-NOTHING: Final = _Nothing()
+NOTHING: Final = Span()
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 from pydantic_core import from_json
 
@@ -19,30 +19,34 @@ __all__ = ["ToolSpan", "tool_span"]
 _MOST_BYTES: Final = 64_000
 
 
-class ToolSpan(Protocol):
-    """Covers a call from its request to its answer, on the side of its caller; a context manager."""
+class ToolSpan:
+    """Covers a call from its request to its answer, on the side of its caller; a context manager.
 
-    def __enter__(self) -> Self: ...
+    This one observes nothing: it stands for every call while tracing and metrics are off.
+    """
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        pass
 
     def set_attributes(self, **attributes: str | int | float | bool | None) -> None:
         """Add attributes with the prefix ``nekro.``; None is omitted."""
-        ...
 
     def arguments(self, text: bytes) -> None:
         """Add the arguments, as tagged text, if contents are captured."""
-        ...
 
     def result(self, envelope: Envelope) -> None:
         """Add the result if contents are captured."""
-        ...
 
     def fail(self, error_type: str) -> None:
         """Mark the call as failed."""
-        ...
+
+
+_UNOBSERVED: Final = ToolSpan()
 
 
 def tool_span(method: str, *, kind: str, call_id: str, lane: str) -> ToolSpan:
@@ -55,32 +59,7 @@ def tool_span(method: str, *, kind: str, call_id: str, lane: str) -> ToolSpan:
     return _Observed(method, kind, call_id, lane) if is_tracing() or is_counting() else _UNOBSERVED
 
 
-class _Unobserved:
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def set_attributes(self, **attributes: object) -> None:
-        pass
-
-    def arguments(self, text: bytes) -> None:
-        pass
-
-    def result(self, envelope: Envelope) -> None:
-        pass
-
-    def fail(self, error_type: str) -> None:
-        pass
-
-
-_UNOBSERVED: Final = _Unobserved()
-
-
-class _Observed:
-    __slots__ = ("_begin", "_error", "_method", "_part")
-
+class _Observed(ToolSpan):
     def __init__(self, method: str, kind: str, call_id: str, lane: str) -> None:
         self._method = method
         self._error = ""
