@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
@@ -25,21 +23,16 @@ from nekro_agent.ports import JobInfo, MessageKind
 from nekro_client.event_types import EventType
 from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.engine import Database
-from storage.repositories.job_log import JobLogEntry
 from storage.repositories.jobs import Job, NewJob
 from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import RoundRequest
-from storage.states import JobLogKind, JobState, StoredKind, TriggerKind
+from storage.states import JobState, StoredKind, TriggerKind
 from storage.transaction import Transaction
 
 __all__ = [
     "MAX_ARGUMENT_BYTES",
-    "JobAttempt",
-    "attempts_of",
-    "can_retry",
     "cancel_job",
     "info_of",
-    "is_call",
     "notify_chat_of_failure",
     "pack",
     "plain_data",
@@ -116,56 +109,6 @@ def info_of(job: Job) -> JobInfo:
     )
 
 
-def is_call(job: Job) -> bool:
-    """Whether the row shows the progress of a method's call, whose arguments are not stored."""
-    return job.args is None
-
-
-_ENDS: Final = frozenset(
-    {
-        JobLogKind.RELEASED,
-        JobLogKind.RESTARTED,
-        JobLogKind.SUCCEEDED,
-        JobLogKind.FAILED,
-        JobLogKind.CANCELLED,
-    }
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobAttempt:
-    """One attempt at a job, by one worker."""
-
-    number: int
-    worker: str | None
-    started_at: datetime
-    #: None while it runs, and if its worker died: no row records when.
-    ended_at: datetime | None = None
-    #: ``running``, ``released``, ``restarted``, ``succeeded``, ``failed``, ``cancelled`` or ``lost``.
-    outcome: str = "running"
-    message: str = ""
-    #: When its newest entry was added.
-    last_at: datetime
-
-
-def attempts_of(entries: Sequence[JobLogEntry]) -> list[JobAttempt]:
-    """Return the attempts in order; one that another follows without an end was lost with its worker."""
-    attempts: list[JobAttempt] = []
-    for entry in entries:
-        if entry.kind is JobLogKind.STARTED:
-            if attempts and attempts[-1].outcome == "running":
-                attempts[-1] = replace(attempts[-1], outcome="lost", message="its worker died")
-            attempts.append(
-                JobAttempt(number=entry.attempt, worker=entry.worker, started_at=entry.at, last_at=entry.at)
-            )
-        elif attempts and attempts[-1].outcome == "running":
-            changed = replace(attempts[-1], last_at=entry.at)
-            if entry.kind in _ENDS:
-                changed = replace(changed, outcome=entry.kind.value, message=entry.text, ended_at=entry.at)
-            attempts[-1] = changed
-    return attempts
-
-
 async def cancel_job(
     database: Database, publisher: EventPublisher, job_id: str, *, reason: str = "cancelled by an operator"
 ) -> Job:
@@ -180,7 +123,7 @@ async def cancel_job(
         job = await transaction.jobs.get(job_id)
         if job.state.is_final:
             return job
-        if not is_call(job):
+        if not job.is_call:
             return await _ask(transaction, publisher, job_id, reason)
         call = await transaction.calls.cancel(job_id, reason=reason)
         if call is not None:
@@ -197,11 +140,6 @@ async def _ask(transaction: Transaction, publisher: EventPublisher, job_id: str,
         await transaction.job_signals.clear(job_id)
         await record_job(transaction, publisher, EventType.JOB_ENDED, job)
     return job
-
-
-def can_retry(job: Job) -> bool:
-    """Whether a job may be started again: it failed or was cancelled, and its arguments are stored."""
-    return job.state in (JobState.FAILED, JobState.CANCELLED) and not is_call(job)
 
 
 async def retry_job(
@@ -224,7 +162,7 @@ async def retry_job(
         known = await transaction.jobs.find(new_id)
         if known is not None:
             return known
-        if not can_retry(old):
+        if not old.can_retry:
             raise ConflictError(_refusal(old))
         new = NewJob(
             id=new_id,
@@ -249,7 +187,7 @@ async def retry_job(
 
 
 def _refusal(job: Job) -> str:
-    if is_call(job):
+    if job.is_call:
         return f"job {job.id} is a call, whose arguments are not kept; call the method again"
     if job.state is JobState.SUCCEEDED:
         return f"job {job.id} succeeded; only a job that failed or was cancelled can be started again"

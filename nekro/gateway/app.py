@@ -19,7 +19,7 @@ from nekro.gateway import problems
 from nekro.gateway.access.keys import ValidKeys
 from nekro.gateway.access.limits import OpenStreams, Rates
 from nekro.gateway.access.signed_texts import LoginCodes
-from nekro.gateway.api import ROUTERS, files, fleet
+from nekro.gateway.api import ROUTERS, files, system
 from nekro.gateway.console import pages, session
 from nekro.gateway.dependencies import identity_of
 from nekro.gateway.document import openapi
@@ -115,7 +115,7 @@ def _routes(names: tuple[str, ...]) -> tuple[BaseRoute, ...]:
         # Names of the functions, which are unique: a test compares them.
         generate_unique_id_function=lambda route: route.name,
     )
-    app.include_router(fleet.probe_router)
+    app.include_router(system.probe_router)
     app.include_router(openapi.router)
     # Each route of the API needs a key; a route that forgets to check its scope is at least not open.
     api = APIRouter(prefix=API, dependencies=[Depends(identity_of)])

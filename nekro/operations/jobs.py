@@ -6,18 +6,16 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Annotated, Final
 
-from nekro.app import jobs
-from nekro.app.jobs import attempts_of, can_retry
 from nekro.operations.actor import Actor, RefusedError, Scope
-from nekro.operations.admission import require_budget
 from nekro.operations.pages import Beginning, Cursor, Limit, OfChat, Param, page_of, text_of
 from nekro_agent.errors import NotFoundError
 from nekro_client.models import Job, JobAttempt, JobLog, JobLogEntry, Page, SignalBody
 from storage.repositories.job_log import JobLogEntry as JobLogRow
 from storage.repositories.jobs import Job as JobRow
-from storage.states import JobState
+from storage.states import JobLogKind, JobState
 
 __all__ = [
+    "attempts_of",
     "cancel_job",
     "get_job",
     "get_job_log",
@@ -89,8 +87,12 @@ async def retry_job(actor: Actor, job_id: str) -> Job:
     services, row, new_id = actor.services, await _found(actor, job_id, Scope.ADMIN), actor.once.id
 
     async def work() -> Job:
+        # Imported here, as below: what changes rows also publishes, and lists need no broker's library.
+        from nekro.app.jobs import retry_job
+        from nekro.operations.admission import require_budget
+
         await require_budget(services, actor.identity)
-        job = await jobs.retry_job(
+        job = await retry_job(
             services.database, services.publisher, row.id, new_id=new_id, account_id=actor.identity.account_id
         )
         async with services.database.begin() as transaction:
@@ -105,9 +107,11 @@ async def cancel_job(actor: Actor, job_id: str) -> Job:
     services, row = actor.services, await _found(actor, job_id, Scope.ADMIN)
 
     async def work() -> Job:
+        from nekro.app.jobs import cancel_job
+
         async with services.database.begin() as transaction:
             await actor.record(transaction, "job.cancel", row.id)
-        return job_answer(await jobs.cancel_job(services.database, services.publisher, row.id))
+        return job_answer(await cancel_job(services.database, services.publisher, row.id))
 
     return await actor.once.run(Job, work)
 
@@ -117,9 +121,11 @@ async def signal_job(actor: Actor, job_id: str, body: SignalBody) -> Job:
     services, row = actor.services, await _found(actor, job_id, Scope.ADMIN)
 
     async def work() -> Job:
+        from nekro.app.jobs import signal_job
+
         async with services.database.begin() as transaction:
             await actor.record(transaction, "job.signal", row.id, {"key": body.key})
-        if not await jobs.signal_job(services.database, row.id, body.key, body.data):
+        if not await signal_job(services.database, row.id, body.key, body.data):
             raise RefusedError(HTTPStatus.CONFLICT, "job_ended", f"job {row.id} has ended")
         return job_answer(row)
 
@@ -162,7 +168,7 @@ def job_answer(row: JobRow) -> Job:
         turn_id=row.turn_id,
         call_id=row.call_id,
         retry_of=row.retry_of,
-        can_retry=can_retry(row),
+        can_retry=row.can_retry,
         cancel_requested_at=row.cancel_requested_at,
         created_at=row.created_at,
         started_at=row.started_at,
@@ -174,12 +180,47 @@ def job_answer(row: JobRow) -> Job:
 def job_log_answer(entries: Sequence[JobLogRow]) -> JobLog:
     """Return the log of a job, with its attempts."""
     return JobLog(
-        attempts=[
-            JobAttempt(**vars(one) | {"outcome": _JOB_STATES.get(one.outcome, one.outcome)})
-            for one in attempts_of(entries)
-        ],
+        attempts=attempts_of(entries),
         entries=[
             JobLogEntry(**vars(one) | {"kind": _JOB_STATES.get(one.kind.value, one.kind.value)})
             for one in entries
         ],
     )
+
+
+_ENDS: Final = frozenset(
+    {
+        JobLogKind.RELEASED,
+        JobLogKind.RESTARTED,
+        JobLogKind.SUCCEEDED,
+        JobLogKind.FAILED,
+        JobLogKind.CANCELLED,
+    }
+)
+
+
+def attempts_of(entries: Sequence[JobLogRow]) -> list[JobAttempt]:
+    """Return the attempts in order; one that another follows without an end was lost with its worker."""
+    attempts: list[JobAttempt] = []
+    for entry in entries:
+        is_open = bool(attempts) and attempts[-1].outcome == "running"
+        if entry.kind is JobLogKind.STARTED:
+            if is_open:
+                lost = {"outcome": "lost", "message": "its worker died"}
+                attempts[-1] = attempts[-1].model_copy(update=lost)
+            attempts.append(
+                JobAttempt(
+                    number=entry.attempt,
+                    worker=entry.worker,
+                    started_at=entry.at,
+                    outcome="running",
+                    last_at=entry.at,
+                )
+            )
+        elif is_open:
+            changes: dict[str, object] = {"last_at": entry.at}
+            if entry.kind in _ENDS:
+                outcome = _JOB_STATES.get(entry.kind.value, entry.kind.value)
+                changes |= {"outcome": outcome, "message": entry.text, "ended_at": entry.at}
+            attempts[-1] = attempts[-1].model_copy(update=changes)
+    return attempts

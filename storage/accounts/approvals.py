@@ -224,11 +224,14 @@ class ApprovalRepository(Repository):
         limit: int,
         chat_key: str | None = None,
         state: ApprovalState | None = None,
+        name: str | None = None,
         before: int | None = None,
     ) -> list[Approval]:
         """List requests, the newest first.
 
         Args:
+            name: only the one of this number, else those whose ids begin with it, with at least four
+                characters; None does not limit.
             before: only those with a smaller sequence; None does not limit.
         """
         statement = select(APPROVALS).order_by(APPROVALS.c.sequence.desc()).limit(limit)
@@ -238,7 +241,17 @@ class ApprovalRepository(Repository):
             statement = statement.where(is_one_of(APPROVALS.c.state, state))
         if before is not None:
             statement = statement.where(APPROVALS.c.sequence < before)
-        return await self._all(Approval, statement)
+        if name is None:
+            return await self._all(Approval, statement)
+        if _NUMBER.fullmatch(name):
+            numbered = await self._all(
+                Approval, statement.where(APPROVALS.c.sequence == int(name.removeprefix("#")))
+            )
+            if numbered:
+                return numbered
+        if len(name) < _LEAST_ID_CHARS:  # a mistyped number must name no call by the chance of its id
+            return []
+        return await self._all(Approval, statement.where(APPROVALS.c.id.startswith(name, autoescape=True)))
 
     async def of_calls(self, calls: Iterable[Call]) -> dict[str, str]:
         """Return the ids of the requests for some calls, by call id."""
@@ -280,27 +293,6 @@ class ApprovalRepository(Repository):
         """
         statement = select(APPROVALS).where(APPROVALS.c.id == approval_id)
         return found(await self._one_or_none(Approval, statement), "approval", approval_id)
-
-    async def named(self, name: str, *, limit: int, chat_key: str | None = None) -> list[Approval]:
-        """List the requests that a text names: the one of that number, else those whose ids begin with it.
-
-        The beginning of an id has at least four characters.
-
-        Args:
-            chat_key: only of this chat; None means all chats.
-        """
-        statement = select(APPROVALS).order_by(APPROVALS.c.sequence.desc()).limit(limit)
-        if chat_key is not None:
-            statement = statement.where(APPROVALS.c.chat_key == chat_key)
-        if _NUMBER.fullmatch(name):
-            numbered = await self._all(
-                Approval, statement.where(APPROVALS.c.sequence == int(name.removeprefix("#")))
-            )
-            if numbered:
-                return numbered
-        if len(name) < _LEAST_ID_CHARS:  # a mistyped number must name no call by the chance of its id
-            return []
-        return await self._all(Approval, statement.where(APPROVALS.c.id.startswith(name, autoescape=True)))
 
 
 class AwaitingCallRepository(Repository):

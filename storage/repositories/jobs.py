@@ -82,6 +82,16 @@ class Job(NewJob):
     updated_at: datetime
     finished_at: datetime | None
 
+    @property
+    def is_call(self) -> bool:
+        """Whether the row shows the progress of a method's call, whose arguments are not stored."""
+        return self.args is None
+
+    @property
+    def can_retry(self) -> bool:
+        """Whether it may be started again: it failed or was cancelled, and its arguments are stored."""
+        return self.state in (JobState.FAILED, JobState.CANCELLED) and not self.is_call
+
 
 class JobRepository(Repository):
     """Rows of jobs; see the module for the states."""

@@ -16,8 +16,8 @@ from test_chat_site import TIMEOUT_MS, open_page
 from waiting import WAIT_SECONDS
 from worker_fleet import Fleet, build_fleet
 
-from nekro.gateway.access.keys import create_key, new_key
 from nekro.operations.actor import Scope
+from nekro.operations.keys import new_key, store_key
 from storage.engine import Database
 
 pytestmark = pytest.mark.extended
@@ -49,7 +49,7 @@ async def make_key(fleet: Fleet, *scopes: Scope) -> tuple[str, dict[str, str]]:
     """Store a key; returns its id and the header with it."""
     new, key = new_key("test", scopes=scopes)
     database = Database(fleet.settings.database, fleet.settings.data_dir)
-    await create_key(database, new, by=None, request_id=None)
+    await store_key(database, new, by=None, request_id=None)
     await database.dispose()
     return new.id, {"Authorization": f"Bearer {key}"}
 

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from broker_config.settings import Settings
-from nekro.gateway.access.keys import create_key, new_key
 from nekro.operations.actor import Scope
+from nekro.operations.keys import new_key, store_key
 from storage.engine import Database
 
 __all__ = ["make_key"]
@@ -20,7 +20,7 @@ def make_key(settings: Settings, *scopes: Scope, **limits: Any) -> str:
         new, key = new_key("test", scopes=scopes or (Scope.READ, Scope.POST), **limits)
         database = Database(settings.database, settings.data_dir)
         try:
-            await create_key(database, new, by=None, request_id=None)
+            await store_key(database, new, by=None, request_id=None)
         finally:
             await database.dispose()
         return key

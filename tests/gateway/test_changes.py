@@ -20,10 +20,10 @@ from worker_fleet import Fleet
 from broker_config.keys import Keys
 from nekro.app.chats.events import record
 from nekro.app.services import Services
-from nekro.gateway.access.keys import revoke_key
 from nekro.gateway.app import create_app
 from nekro.gateway.streams.change_kinds import ChangeReader, Hint
 from nekro.operations.actor import Identity, Scope
+from nekro.operations.keys import revoke_stored_key
 from nekro_agent.shared_clock import shared_time
 from nekro_client import AsyncClient, Client
 from nekro_client.models import ChangeKind
@@ -220,7 +220,7 @@ async def test_a_stream_ends_when_its_key_is_revoked(
     revoked, headers = await make_key(services, *Scope)
     _, others = await make_key(services, *Scope)
     async with reading(http, headers) as reader, reading(http, others) as other:
-        await revoke_key(services.database, revoked, by=None, request_id=None)
+        await revoke_stored_key(services.database, revoked, by=None, request_id=None)
         await reader.until(lambda: reader.is_over)
         await other.hears("keys")
         assert not other.is_over
@@ -237,7 +237,7 @@ async def test_the_stream_of_a_chat_ends_too_when_its_key_is_revoked(
         two[0].stream("GET", path, headers=headers, timeout=WAIT_SECONDS) as ends,
         two[0].stream("GET", path, headers=others, timeout=WAIT_SECONDS) as stays,
     ):
-        await revoke_key(services.database, revoked, by=None, request_id=None)
+        await revoke_stored_key(services.database, revoked, by=None, request_id=None)
         async for _ in ends.aiter_bytes():
             pass
         await write(services, CHAT, "turn.started")
@@ -252,7 +252,7 @@ async def test_a_stream_of_the_local_key_goes_on_when_another_key_is_made_or_rev
     async with reading(two[0]) as reader:
         revoked, headers = await make_key(services)
         async with reading(two[0], headers) as other:
-            await revoke_key(services.database, revoked, by=None, request_id=None)
+            await revoke_stored_key(services.database, revoked, by=None, request_id=None)
             await other.until(lambda: other.is_over)
         await write(services, CHAT, "turn.started")
         await reader.hears("turns", CHAT)

@@ -18,9 +18,9 @@ from nekro.app.chats.events import record
 from nekro.app.services import Services
 from nekro.base.release import release
 from nekro.gateway.access import sessions
-from nekro.gateway.access.keys import create_key, new_key, revoke_key
 from nekro.gateway.app import create_app
 from nekro.operations.actor import Scope
+from nekro.operations.keys import new_key, revoke_stored_key, store_key
 from nekro_agent.shared_clock import shared_time
 from storage.repositories.events import NewEvent
 
@@ -58,7 +58,7 @@ class Browser:
 
 async def make_key(services: Services, *scopes: Scope, **limits: Any) -> tuple[str, str]:
     new, key = new_key("Ada", scopes=scopes or tuple(Scope), **limits)
-    await create_key(services.database, new, by=None, request_id=None)
+    await store_key(services.database, new, by=None, request_id=None)
     return new.id, key
 
 
@@ -205,7 +205,7 @@ async def test_a_changed_expired_doubled_or_foreign_cookie_is_refused(
             answer = await browser.log_in(key)
             expired = answer.headers["set-cookie"].partition(";")[0]
         assert await status(expired) == 401
-        await revoke_key(services.database, key_id, by=None, request_id=None)
+        await revoke_stored_key(services.database, key_id, by=None, request_id=None)
         assert await status(f"{name}={text}") == 401
 
 

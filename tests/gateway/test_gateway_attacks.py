@@ -24,11 +24,11 @@ from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
 from broker_config.settings import Settings
-from nekro.gateway.access.keys import create_key, new_key, revoke_key
 from nekro.gateway.app import create_app
 from nekro.gateway.web import bodies, requests
 from nekro.gateway.web.server import GatewayServer
 from nekro.operations.actor import Scope
+from nekro.operations.keys import new_key, revoke_stored_key, store_key
 from nekro.wire.values import encode_arguments
 from nekro_agent.shared_clock import shared_time
 from storage.accounts.approvals import NewApproval
@@ -80,9 +80,9 @@ async def world_of(fleet: Fleet) -> World:
     for name, options in _KEYS.items():
         given = {k: shared_time() + v if isinstance(v, timedelta) else v for k, v in options.items()}
         new, keys[name] = new_key(name, **given)  # type: ignore[arg-type]
-        await create_key(database, new, by=None, request_id=None)
+        await store_key(database, new, by=None, request_id=None)
         if name == "revoked":
-            await revoke_key(database, new.id, by=None, request_id=None)
+            await revoke_stored_key(database, new.id, by=None, request_id=None)
     async with database.begin() as transaction:
         await transaction.connection.exec_driver_sql(
             "UPDATE api_keys SET expires_at = '2020-01-01 00:00:00.000000' WHERE name = 'expired'"

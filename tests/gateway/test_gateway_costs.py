@@ -15,9 +15,9 @@ from nekro.app.budgets import day_of
 from nekro.cli.command import Deps
 from nekro.cli.commands.costs import Args, show
 from nekro.cli.output import Output
-from nekro.gateway.access.keys import create_key, new_key
 from nekro.gateway.app import create_app
 from nekro.operations.actor import Scope
+from nekro.operations.keys import new_key, store_key
 from nekro_client.models import Costs
 from storage.accounts.spendings import ModelUse, NewSpending
 from storage.engine import Database
@@ -43,7 +43,7 @@ async def fill(database: Database, day: str) -> None:
 
 async def key_of(database: Database, **limits: Any) -> dict[str, str]:
     new, key = new_key("test", **limits)
-    await create_key(database, new, by=None, request_id=None)
+    await store_key(database, new, by=None, request_id=None)
     return {"Authorization": f"Bearer {key}"}
 
 

@@ -15,10 +15,10 @@ from worker_fleet import Fleet
 
 from broker_config.settings import Settings
 from nekro.cli.doctor.service_checks import Check, Verdict, gateway_checks
-from nekro.gateway.access.keys import revoke_key
 from nekro.gateway.app import create_app
 from nekro.gateway.web.server import serve
 from nekro.operations.actor import Scope
+from nekro.operations.keys import revoke_stored_key
 from storage.engine import Database
 
 pytestmark = pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
@@ -43,10 +43,10 @@ async def test_keys_are_counted_and_a_gateway_that_refuses_everybody_is_a_warnin
     made = [(await key_of(fresh_fleet, Scope.READ))["Authorization"].split("_")[1] for _ in range(2)]
     database = Database(settings.database, settings.data_dir)
     try:
-        await revoke_key(database, made[0], by=None, request_id=None)
+        await revoke_stored_key(database, made[0], by=None, request_id=None)
         keys, _ = await checked(settings)
         assert (keys.verdict, keys.detail) == (Verdict.OK, "1 valid of 2")
-        await revoke_key(database, made[1], by=None, request_id=None)
+        await revoke_stored_key(database, made[1], by=None, request_id=None)
     finally:
         await database.dispose()
     keys, _ = await checked(settings)

@@ -17,9 +17,9 @@ from worker_fleet import Fleet
 
 from nekro.app.budgets import day_of
 from nekro.app.chats.writer import request_round
-from nekro.gateway.access.keys import create_key, new_key, revoke_key
 from nekro.gateway.app import create_app
 from nekro.operations.actor import Scope
+from nekro.operations.keys import new_key, revoke_stored_key, store_key
 from nekro_agent.errors import UsageError
 from nekro_agent.shared_clock import shared_time
 from storage.accounts.keys import KeyRepository
@@ -36,7 +36,7 @@ async def key_of(fleet: Fleet, *scopes: Scope, **limits: Any) -> dict[str, str]:
     database = Database(fleet.settings.database, fleet.settings.data_dir)
     try:
         new, key = new_key("test", scopes=scopes, **limits)
-        await create_key(database, new, by=None, request_id=None)
+        await store_key(database, new, by=None, request_id=None)
     finally:
         await database.dispose()
     return {"Authorization": f"Bearer {key}"}
@@ -259,7 +259,7 @@ async def test_a_wrong_key_costs_the_same_work_whether_its_id_is_known_or_not(
     key = (await key_of(fleet, *ALL))["Authorization"].removeprefix("Bearer ")
     revoked = (await key_of(fleet, *ALL))["Authorization"].removeprefix("Bearer ")
     database = Database(fleet.settings.database, fleet.settings.data_dir)
-    await revoke_key(database, revoked.split("_")[1], by=None, request_id=None)
+    await revoke_stored_key(database, revoked.split("_")[1], by=None, request_id=None)
     await database.dispose()
     work: list[str] = []
 

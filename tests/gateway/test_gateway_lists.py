@@ -14,11 +14,11 @@ from sqlalchemy import text as sql
 from nekro.app.chats.events import message_event, record, turn_started
 from nekro.app.rounds.turn_ends import Fault, turn_ends
 from nekro.app.services import Services
-from nekro.gateway.access.keys import create_key, new_key
 from nekro.operations import chats as routes
 from nekro.operations import turn_lists
 from nekro.operations.actor import Scope
 from nekro.operations.chats import words_of
+from nekro.operations.keys import new_key, store_key
 from nekro_agent.ports import MessageKind
 from nekro_agent.shared_clock import shared_time
 from storage.repositories.messages import NewMessage
@@ -153,7 +153,7 @@ async def test_a_title_is_given_with_the_right_to_post_in_the_chat(
 
     async def key(*scopes: Scope, chats: str = "shop-*") -> dict[str, str]:
         new, secret = new_key("test", scopes=scopes, chats=chats)
-        await create_key(services.database, new, by=None, request_id=None)
+        await store_key(services.database, new, by=None, request_id=None)
         return {"Authorization": f"Bearer {secret}"}
 
     path = "/api/v1/chats/shop-1"
@@ -201,7 +201,7 @@ async def test_a_key_lists_its_chats_only(
 
     async def key(*scopes: Scope, chats: str) -> dict[str, str]:
         new, secret = new_key("test", scopes=scopes, chats=chats)
-        await create_key(services.database, new, by=None, request_id=None)
+        await store_key(services.database, new, by=None, request_id=None)
         return {"Authorization": f"Bearer {secret}"}
 
     cursors: list[str] = []
@@ -446,5 +446,5 @@ async def test_only_a_key_with_admin_for_the_chat_sees_what_was_sent_to_the_mode
 async def key_of(services: Services, *scopes: Scope, chats: str) -> dict[str, str]:
     """Create a key; returns the header that presents it."""
     new, secret = new_key("test", scopes=scopes, chats=chats)
-    await create_key(services.database, new, by=None, request_id=None)
+    await store_key(services.database, new, by=None, request_id=None)
     return {"Authorization": f"Bearer {secret}"}

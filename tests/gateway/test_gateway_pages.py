@@ -10,6 +10,8 @@ import httpx
 import pytest
 
 from nekro.app.services import Services
+from nekro.wire.values import encode_arguments
+from storage.accounts.approvals import NewApproval
 from storage.repositories.jobs import NewJob
 
 CHAT = "pages"
@@ -32,9 +34,32 @@ async def add_timers(services: Services) -> None:
             await tx.timers.add(CHAT, fire_at=at, description=f"t{number}")
 
 
-LISTS: dict[str, Callable[[Services], Awaitable[None]]] = {"jobs": add_jobs, "timers": add_timers}
+async def add_approvals(services: Services) -> None:
+    async with services.database.begin() as tx:
+        for number in range(COUNT):
+            new = NewApproval(
+                id=f"{number:032x}"[::-1], call_id=f"call{number}", chat_key=CHAT, turn_id=None,
+                round_id=None, root_turn_id=None, user_id=None, method="tests.m.f", lane="methods",
+                arguments=encode_arguments((), {}), digest="0" * 64,
+                expires_at=datetime.now(UTC) + timedelta(days=1),
+            )  # fmt: skip
+            await tx.approvals.add(new)
+
+
+async def add_acts(services: Services) -> None:
+    async with services.database.begin() as tx:
+        for number in range(COUNT):
+            await tx.audit.add("job.cancel", f"j{number}", key_id=None)
+
+
+LISTS: dict[str, Callable[[Services], Awaitable[None]]] = {
+    "jobs": add_jobs,
+    "timers": add_timers,
+    "approvals": add_approvals,
+    "audit": add_acts,
+}
 #: Lists with the parameter ``id``.
-WITH_BEGINNING = ("jobs", "timers")
+WITH_BEGINNING = ("jobs", "timers", "approvals")
 
 
 @pytest.mark.parametrize("path", LISTS)

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 
 from nekro.app.services import Services
-from nekro.gateway.access.keys import create_key, new_key
 from nekro.operations.actor import Scope
+from nekro.operations.keys import new_key, store_key
 from nekro_agent.ports import MessageKind
 from storage.repositories.messages import NewMessage
 
@@ -109,7 +109,7 @@ async def test_a_key_replays_what_it_reads_where_it_posts(
 
     async def status(chat_key: str | None, *scopes: Scope, **limits: Any) -> int:
         new, key = new_key("test", scopes=scopes, **limits)
-        await create_key(services.database, new, by=None, request_id=None)
+        await store_key(services.database, new, by=None, request_id=None)
         answer = await http.post(
             f"/api/v1/turns/{turn}/replay",
             json={"chat_key": chat_key},

@@ -14,10 +14,10 @@ from test_gateway_keys import key_of
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
-from nekro.gateway.access.keys import revoke_key
 from nekro.gateway.access.limits import OpenStreams
 from nekro.gateway.app import create_app
 from nekro.operations.actor import RefusedError, Scope
+from nekro.operations.keys import revoke_stored_key
 from storage.engine import Database
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -144,7 +144,7 @@ async def test_the_stream_of_an_answer_ends_when_its_key_is_revoked(
         client.stream("POST", path, headers=other, json=body, timeout=WAIT_SECONDS) as stays,
     ):
         assert ends.status_code == stays.status_code == 200
-        await revoke_key(database, headers["Authorization"].split("_")[1], by=None, request_id=None)
+        await revoke_stored_key(database, headers["Authorization"].split("_")[1], by=None, request_id=None)
         async for _ in ends.aiter_bytes():
             pass
         await eventually(lambda: len(state.streams._keys) == 1, what="one stream is left")

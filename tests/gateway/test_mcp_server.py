@@ -21,9 +21,9 @@ from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
 from nekro.extensions.mcp.server.methods import input_schema
-from nekro.gateway.access.keys import revoke_key
 from nekro.gateway.app import create_app
 from nekro.operations.actor import Scope
+from nekro.operations.keys import revoke_stored_key
 from storage.engine import Database
 from storage.repositories.events import NewEvent
 
@@ -325,7 +325,7 @@ async def test_a_subscription_ends_when_its_key_is_revoked(gateway: httpx.AsyncC
         client.listen(resource_subscriptions=[uri]) as changes,
     ):
         database = Database(fleet.settings.database, fleet.settings.data_dir)
-        await revoke_key(database, key.split("_")[1], by=None, request_id=None)
+        await revoke_stored_key(database, key.split("_")[1], by=None, request_id=None)
         await database.dispose()
         async with asyncio.timeout(WAIT_SECONDS):
             async for _ in changes:

@@ -13,9 +13,9 @@ from redis_process import free_port
 from stream_server import StreamServer
 from worker_fleet import Fleet
 
-from nekro.gateway.access.keys import create_key, new_key
 from nekro.gateway.app import create_app
 from nekro.operations.actor import Scope
+from nekro.operations.keys import new_key, store_key
 from nekro.plugins.entries import PluginEntry, WebhookEntry, digest_of
 from storage.catalogue import NewWorker, Snapshot
 
@@ -94,7 +94,7 @@ async def test_a_plugin_that_needs_a_key_is_reached_with_the_scope_call_only(fre
     keys = {}
     for scope in (Scope.CALL, Scope.READ):
         stored, keys[scope] = new_key(scope.value, scopes=(scope,))
-        await create_key(services.database, stored, by=None, request_id=None)
+        await store_key(services.database, stored, by=None, request_id=None)
     await services.database.dispose()
     async with served(create_app(settings), with_key=False) as client:
         for key, status in ((None, 401), ("nk_0_0", 401), (keys[Scope.READ], 403), (keys[Scope.CALL], 503)):

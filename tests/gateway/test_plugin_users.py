@@ -11,9 +11,9 @@ from local_key import local_headers_of
 from waiting import eventually
 from worker_fleet import Fleet
 
-from nekro.gateway.access.keys import create_key, new_key
 from nekro.gateway.app import create_app
 from nekro.operations.actor import Scope
+from nekro.operations.keys import new_key, store_key
 
 pytestmark = pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
 
@@ -56,7 +56,7 @@ async def test_routes_know_the_holder_of_the_key(fresh_fleet: Fleet, access: str
             ("none", [Scope.READ]),
         ):
             stored, keys[name] = new_key(name, scopes=scopes, user_id="ü1" if name == "user" else None)
-            await create_key(services.database, stored, by=None, request_id=None)
+            await store_key(services.database, stored, by=None, request_id=None)
             keys[f"id of {name}"] = f"key:{stored.id}"
         await services.database.dispose()
         assert await answers(client, keys["user"]) == [["ü1", "ü1", 1, False], 403, 403]

@@ -17,9 +17,9 @@ from broker_config.secret_files import secret_path
 from nekro.app.chats.events import record
 from nekro.app.services import Services
 from nekro.gateway.access import signed_texts
-from nekro.gateway.access.keys import create_key, new_key, revoke_key
 from nekro.gateway.app import create_app
 from nekro.operations.actor import Scope
+from nekro.operations.keys import new_key, revoke_stored_key, store_key
 from nekro_agent.shared_clock import shared_time
 from storage.repositories.events import NewEvent
 
@@ -37,7 +37,7 @@ async def services(services: Services) -> Services:
 async def make_key(services: Services, *scopes: Scope, **limits: Any) -> tuple[str, dict[str, str]]:
     """Store a key; returns its id and the header with it."""
     new, key = new_key("test", scopes=scopes or (Scope.READ,), **limits)
-    await create_key(services.database, new, by=None, request_id=None)
+    await store_key(services.database, new, by=None, request_id=None)
     return new.id, {"Authorization": f"Bearer {key}"}
 
 
@@ -122,7 +122,7 @@ async def test_a_ticket_ends_with_its_time_and_with_its_key(
         with monkeypatch.context() as patch:
             patch.setattr(signed_texts, "TICKET_SECONDS", -1)
             assert await status_of(http, await make_ticket(http, key)) == 401
-        await revoke_key(services.database, key_id, by=None, request_id=None)
+        await revoke_stored_key(services.database, key_id, by=None, request_id=None)
         async with services.database.begin() as tx:
             await tx.connection.exec_driver_sql(
                 "UPDATE api_keys SET expires_at = '2020-01-01 00:00:00.000000' WHERE expires_at IS NOT NULL"

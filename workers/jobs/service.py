@@ -20,7 +20,7 @@ from loguru import logger
 from nekro.app.background import BackgroundLoop
 from nekro.app.chats.events import record_job
 from nekro.app.chats.publisher import EventPublisher
-from nekro.app.jobs import cancel_job, info_of, is_call, pack, unpack
+from nekro.app.jobs import cancel_job, info_of, pack, unpack
 from nekro.app.retried_writes import write_with_retries
 from nekro.base.tasks import complete, log_errors
 from nekro.wire.invocation import new_id
@@ -208,7 +208,7 @@ class SqlJobs:
     async def _open_ones(self) -> list[JobInfo]:
         async with self._database.read() as transaction:
             jobs = await transaction.jobs.newest(limit=_MOST_JOBS, open_only=True)
-        return [info_of(job) for job in jobs if not is_call(job)]
+        return [info_of(job) for job in jobs if not job.is_call]
 
     def _answer(self, question: Coroutine[Any, Any, T]) -> T:
         if bridge.can_wait():
@@ -225,7 +225,7 @@ class SqlJobs:
     async def _latest(self, plugin_key: str, task_type: str, task_id: str) -> JobInfo | None:
         async with self._database.read() as transaction:
             job = await transaction.jobs.find_latest(plugin_key, task_type, task_id)
-        return None if job is None or is_call(job) else info_of(job)
+        return None if job is None or job.is_call else info_of(job)
 
     @outlasting
     async def _is_open(self, job_id: str) -> bool:

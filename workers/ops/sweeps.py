@@ -14,7 +14,7 @@ from broker_config.settings import AgentSettings, RetentionSettings
 from nekro.app.approvals.decisions import ApprovalDecisions
 from nekro.app.chats.events import record_job
 from nekro.app.chats.publisher import EventPublisher
-from nekro.app.jobs import is_call, notify_chat_of_failure
+from nekro.app.jobs import notify_chat_of_failure
 from nekro.app.timers import TimerFirings
 from nekro_agent import cron
 from nekro_agent.durations import STALE_SECONDS
@@ -180,7 +180,7 @@ class JobSweep:
                 logger.bind(job_id=job.id, job_type=job.type, reason=job.message).warning("job_lost")
                 await transaction.job_signals.clear(job.id)
                 await record_job(transaction, self._publisher, EventType.JOB_ENDED, job)
-                if not is_call(job):
+                if not job.is_call:
                     await notify_chat_of_failure(transaction, self._publisher, job)
                 return True
         return False

@@ -100,7 +100,7 @@ class ChatDecisions:
     async def _find(self, chat_key: str, name: str) -> Approval:
         """Return the request of this chat that a text names; other chats decide on their own."""
         async with self._database.read() as transaction:
-            near = await transaction.approvals.named(name, chat_key=chat_key, limit=2)
+            near = await transaction.approvals.newest(name=name, chat_key=chat_key, limit=2)
         if not near:
             waiting = [row for row in await self._pending(chat_key) if name in row.method.split(".")]
             if waiting:

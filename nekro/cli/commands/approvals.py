@@ -132,7 +132,7 @@ def edited_arguments(args: Args) -> Arguments | None:
 
 
 async def _list(args: Args, deps: Deps, settings: Settings) -> None:
-    from nekro.gateway.views import approval_answer
+    from nekro.operations.approvals import approval_answer
     from storage.states import ApprovalState
 
     async with open_database(settings) as database, database.read() as transaction:
@@ -210,7 +210,7 @@ async def _revoke(args: Args, deps: Deps, settings: Settings) -> None:
 
 async def _find(transaction: Transaction, name: str) -> Approval:
     """Return the approval that ``name`` names; raises as ``chosen_id``."""
-    near = {row.id: row for row in await transaction.approvals.named(name, limit=_MOST_NEAR)}
+    near = {row.id: row for row in await transaction.approvals.newest(name=name, limit=_MOST_NEAR)}
     return near[chosen({row.id: row.number for row in near.values()}, name)]
 
 
@@ -230,14 +230,14 @@ def chosen(numbers: Mapping[str, int | None], name: str) -> str:
 
 
 async def _described(transaction: Transaction, row: Approval) -> dict[str, Any]:
-    from nekro.gateway.views import approval_answer
+    from nekro.operations.approvals import approval_answer
 
     call = await transaction.calls.find(row.call_id)
     return approval_answer(row, call).model_dump()
 
 
 def show_list(listed: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> None:
-    """Print approvals as ``nekro.gateway.views.approval_answer`` returns them."""
+    """Print approvals as ``nekro.operations.approvals.approval_answer`` returns them."""
     if args.json:
         deps.output.json(listed)
         return

@@ -95,7 +95,7 @@ def run(args: Args, deps: Deps) -> int:
 
 async def _read(args: Args, settings: Settings) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     from nekro.app.budgets import day_of, read_budgets, read_costs
-    from nekro.gateway.views import budget_answer, cost_answer
+    from nekro.operations.costs import budget_answer, cost_answer
     from nekro_agent.shared_clock import shared_time
     from storage.database_clock import follow_database_clock
 

@@ -110,7 +110,7 @@ def check(args: Args) -> None:
 
 def _described(message: DeadMessage) -> dict[str, Any]:
     """Return one dead letter as ``--json`` prints it."""
-    from nekro.gateway.views import dead_letter_answer
+    from nekro.operations.fleet import dead_letter_answer
 
     return dead_letter_answer(message).model_dump(exclude={"signature", "chat_key", "deadline"})
 

@@ -120,7 +120,7 @@ def check(args: Args) -> None:
 
 
 async def _list(args: Args, deps: Deps, settings: Settings) -> None:
-    from nekro.gateway.views import key_answer
+    from nekro.operations.keys import key_answer
 
     async with open_database(settings) as database, database.read() as transaction:
         show_list([key_answer(key).model_dump() for key in await transaction.keys.all()], args, deps)
@@ -147,9 +147,8 @@ def show_list(keys: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> None
 
 
 async def _create(args: Args, deps: Deps, settings: Settings) -> None:
-    from nekro.gateway.access.keys import create_key, new_key
-    from nekro.gateway.views import key_answer
     from nekro.operations.actor import Scope
+    from nekro.operations.keys import key_answer, new_key, store_key
     from nekro_agent.shared_clock import shared_time
     from storage.database_clock import follow_database_clock
 
@@ -166,7 +165,7 @@ async def _create(args: Args, deps: Deps, settings: Settings) -> None:
             stored_bytes_limit=args.stored_bytes_limit,
             expires_at=None if args.days is None else shared_time() + timedelta(days=args.days),
         )
-        stored = await create_key(database, new, by=None, request_id=None)
+        stored = await store_key(database, new, by=None, request_id=None)
     show_created(key_answer(stored).model_dump() | {"key": key}, args, deps)
 
 
@@ -180,11 +179,10 @@ def show_created(key: Mapping[str, Any], args: Args, deps: Deps) -> None:
 
 
 async def _revoke(args: Args, deps: Deps, settings: Settings) -> None:
-    from nekro.gateway.access.keys import revoke_key
-    from nekro.gateway.views import key_answer
+    from nekro.operations.keys import key_answer, revoke_stored_key
 
     async with open_database(settings) as database:
-        key = await revoke_key(database, args.name or "", by=None, request_id=None)
+        key = await revoke_stored_key(database, args.name or "", by=None, request_id=None)
     show_revoked(key_answer(key).model_dump(), args, deps)
 
 

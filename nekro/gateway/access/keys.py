@@ -15,10 +15,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from base64 import urlsafe_b64encode
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -32,25 +29,19 @@ from nekro.app.services import Services
 from nekro.gateway.access.sessions import require_own_page, session_of, takes_session
 from nekro.gateway.access.signed_texts import opened_ticket
 from nekro.operations.actor import LOCAL, Identity, RefusedError, Scope
+from nekro.operations.keys import key_text
 from nekro_agent.errors import SettingsError, UsageError
-from nekro_agent.shared_clock import shared_time
-from storage.accounts.keys import Key, NewKey
-from storage.engine import Database
+from storage.accounts.keys import Key
 
 __all__ = [
     "KEY",
     "LocalKey",
     "ValidKey",
     "ValidKeys",
-    "create_key",
     "identify",
     "is_local",
-    "is_secret_of",
-    "key_text",
     "keys_of",
-    "new_key",
     "refused",
-    "revoke_key",
 ]
 
 
@@ -92,90 +83,6 @@ class LocalKey:
 def is_local(settings: Settings) -> bool:
     """Whether the gateway listens on a loopback address, where it accepts the local key."""
     return settings.gateway.socket is None and is_loopback(settings.gateway.host)
-
-
-def new_key(
-    name: str,
-    *,
-    scopes: Collection[Scope],
-    chats: str = "*",
-    user_id: str | None = None,
-    requests_per_minute: int | None = None,
-    cost_per_day: float | None = None,
-    tokens_per_day: int | None = None,
-    stored_bytes_limit: int | None = None,
-    expires_at: datetime | None = None,
-    seed: bytes | None = None,
-) -> tuple[NewKey, str]:
-    """Make a key; returns what is stored, and the key itself, which is not stored.
-
-    Args:
-        seed: secret bytes; id and secret derive from them (``key_text``); None: random ones.
-
-    Raises:
-        UsageError: it has no scope, or expires in the past.
-    """
-    if not scopes:
-        raise UsageError(f"a key needs at least one scope of {', '.join(Scope)}")
-    if expires_at is not None and expires_at <= shared_time():
-        raise UsageError(f"the key would have expired already, at {expires_at.isoformat()}")
-    text = key_text(secrets.token_bytes(32) if seed is None else seed)
-    _, key_id, secret = text.split("_", 2)
-    stored = NewKey(
-        id=key_id,
-        name=name,
-        digest=hashlib.sha256(secret.encode()).digest(),
-        scopes=sorted(scope.value for scope in scopes),
-        chats=chats,
-        user_id=user_id,
-        requests_per_minute=requests_per_minute,
-        cost_per_day=cost_per_day,
-        tokens_per_day=tokens_per_day,
-        stored_bytes_limit=stored_bytes_limit,
-        expires_at=expires_at,
-    )
-    return stored, text
-
-
-def key_text(seed: bytes) -> str:
-    """Return the key that follows from secret bytes."""
-    secret = urlsafe_b64encode(hmac.digest(seed, b"secret", "sha256")).rstrip(b"=")
-    return f"nk_{hmac.digest(seed, b'id', 'sha256')[:8].hex()}_{secret.decode()}"
-
-
-def is_secret_of(key: Key, text: str) -> bool:
-    """Whether a text is the key that was stored as ``key``."""
-    return hmac.compare_digest(hashlib.sha256(text.split("_", 2)[2].encode()).digest(), key.digest)
-
-
-async def create_key(database: Database, key: NewKey, *, by: str | None, request_id: str | None) -> Key:
-    """Store a key, with its audit row; one that is stored already is returned.
-
-    Args:
-        by: id of the key that creates it; None: an operator of this installation.
-
-    Raises:
-        ConflictError: another key has its id.
-    """
-    data = {"name": key.name, "scopes": key.scopes, "chats": key.chats, "user_id": key.user_id}
-    async with database.begin() as transaction:
-        known = await transaction.keys.find(key.id)
-        if known is not None and hmac.compare_digest(known.digest, key.digest):
-            return known
-        await transaction.audit.add("key.create", key.id, key_id=by, request_id=request_id, data=data)
-        return await transaction.keys.add(key)
-
-
-async def revoke_key(database: Database, key_id: str, *, by: str | None, request_id: str | None) -> Key:
-    """Revoke a key, with its audit row; effective for the next request. Idempotent.
-
-    Raises:
-        NotFoundError: there is no such key.
-    """
-    async with database.begin() as transaction:
-        key = await transaction.keys.revoke(key_id)
-        await transaction.audit.add("key.revoke", key_id, key_id=by, request_id=request_id)
-        return key
 
 
 #: Compared when there is no such key, so that both cases do the same work.

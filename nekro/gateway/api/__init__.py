@@ -7,16 +7,12 @@ from typing import Final
 from fastapi import APIRouter
 
 from nekro.gateway.api import (
-    approvals,
     calls,
-    catalogue,
     chats,
     files,
-    fleet,
-    jobs,
-    keys,
     messages,
     streams,
+    system,
 )
 
 __all__ = ["ROUTERS"]
@@ -30,9 +26,5 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     chats.turn_router,
     calls.run_router,
     calls.router,
-    approvals.router,
-    catalogue.router,
-    jobs.router,
-    fleet.router,
-    keys.router,
+    *system.ROUTERS,
 )

@@ -1,0 +1,92 @@
+"""Approvals, catalogue, jobs, timers, workers, dead letters, costs, keys; probes of the gateway."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from fastapi import APIRouter, Request, Response
+
+from nekro.app.http_server import METRICS_TYPE
+from nekro.base.metrics import start_metrics
+from nekro.gateway.dependencies import IdentityDep, ServicesDep
+from nekro.gateway.operation_routes import route
+from nekro.gateway.web.bodies import KeyedRoute
+from nekro.operations import approvals, catalogue, costs, fleet, jobs, keys, timers
+from nekro.operations.actor import RefusedError, Scope
+
+__all__ = ["ROUTERS", "probe_router"]
+
+
+def _router(tag: str) -> APIRouter:
+    return APIRouter(route_class=KeyedRoute, tags=[tag])
+
+
+_approvals = _router("approvals")
+route(_approvals, "GET", "/approvals", approvals.list_approvals)
+route(_approvals, "GET", "/approvals/{approval_id}", approvals.get_approval)
+route(_approvals, "POST", "/approvals/{approval_id}/decision", approvals.decide_approval)
+route(_approvals, "POST", "/approvals/{approval_id}/revoke", approvals.revoke_approval)
+
+_catalogue = _router("catalogue")
+route(_catalogue, "GET", "/methods", catalogue.list_methods)
+route(_catalogue, "GET", "/plugins", catalogue.list_plugins)
+route(_catalogue, "GET", "/plugins/{plugin_key}/config", catalogue.get_plugin_config)
+route(_catalogue, "PATCH", "/plugins/{plugin_key}/config", catalogue.change_plugin_config)
+route(_catalogue, "POST", "/plugins/{plugin_key}/enable", catalogue.enable_plugin)
+route(_catalogue, "POST", "/plugins/{plugin_key}/disable", catalogue.disable_plugin)
+
+_work = _router("work")
+route(_work, "GET", "/jobs", jobs.list_jobs)
+route(_work, "GET", "/jobs/{job_id}", jobs.get_job)
+route(_work, "GET", "/jobs/{job_id}/log", jobs.get_job_log)
+route(_work, "POST", "/jobs/{job_id}/retry", jobs.retry_job, status=HTTPStatus.CREATED)
+route(_work, "POST", "/jobs/{job_id}/cancel", jobs.cancel_job)
+route(_work, "POST", "/jobs/{job_id}/signals", jobs.signal_job, status=HTTPStatus.ACCEPTED)
+route(_work, "GET", "/timers", timers.list_timers)
+route(_work, "PATCH", "/timers/{timer_id}", timers.change_timer)
+route(_work, "DELETE", "/timers/{timer_id}", timers.delete_timer)
+
+_fleet = _router("operations")
+route(_fleet, "GET", "/workers", fleet.list_workers)
+route(_fleet, "GET", "/queues", fleet.get_queues)
+route(_fleet, "GET", "/dead-letters", fleet.list_dead_letters)
+route(_fleet, "GET", "/dead-letters/{letter_id}", fleet.get_dead_letter)
+route(_fleet, "POST", "/dead-letters/{letter_id}/retry", fleet.retry_dead_letter)
+route(_fleet, "DELETE", "/dead-letters/{letter_id}", fleet.delete_dead_letter)
+route(_fleet, "GET", "/costs", costs.get_costs)
+route(_fleet, "GET", "/series", costs.get_series)
+
+_keys = _router("keys")
+route(_keys, "GET", "/keys", keys.list_keys)
+route(_keys, "POST", "/keys", keys.create_key, status=HTTPStatus.CREATED)
+route(_keys, "DELETE", "/keys/{key_id}", keys.revoke_key)
+route(_keys, "GET", "/audit", keys.list_acts)
+
+#: In the order of the OpenAPI document.
+ROUTERS = (_approvals, _catalogue, _work, _fleet, _keys)
+
+probe_router = APIRouter(tags=["probes"])
+
+
+@probe_router.get("/healthz")
+async def get_health() -> dict[str, bool]:
+    """Answer while the event loop responds."""
+    return {"ok": True}
+
+
+@probe_router.get("/readyz")
+async def get_readiness(request: Request, services: ServicesDep) -> dict[str, bool]:
+    """Answer 200 if the database answers and the gateway is not stopping, else 503."""
+    if request.app.state.stopping.is_set():
+        raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "stopping", "the gateway is stopping")
+    await services.read_catalogue()
+    return {"ok": True}
+
+
+@probe_router.get("/metrics", response_class=Response)
+async def get_metrics(identity: IdentityDep) -> Response:
+    """Metrics of this gateway, for Prometheus; those of the fleet are served by `nekro metrics`."""
+    from prometheus_client import generate_latest
+
+    identity.require_all(Scope.ADMIN)
+    return Response(generate_latest(start_metrics().registry), media_type=METRICS_TYPE)
