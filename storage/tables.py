@@ -208,6 +208,8 @@ MESSAGES: Final = Table(
     Column("plugin_key", FaithfulText()),
     # Deduplication key, such as ``observation:<call id>``.
     Column("once_key", KeyText(), unique=True),
+    # SHA-256 of what a repetition with this key must repeat; None: it is not compared.
+    Column("once_digest", LargeBinary()),
     Column("created_at", UtcDateTime(), nullable=False, index=True),
     _index("ix_messages_chat_key_sequence", "chat_key", "sequence"),
     **_ORDERED,

@@ -4,6 +4,8 @@ The row of a request is unique for key, method, path and idempotency key. The ga
 holds a lease on the row. If it dies or stops in between, or an error leaves open whether the request had its
 effect, the next repetition runs the request again, and the effect itself is single by ``Once.name``; a
 request whose effect has no such name ends with ``outcome_unknown`` then.
+
+A message needs no such row: it is unique itself (``nekro.gateway.messages.post_message``).
 """
 
 from __future__ import annotations
@@ -48,7 +50,16 @@ from storage.engine import Database
 from storage.repositories.leases import RecordedRequest
 from storage.states import StoredKind
 
-__all__ = ["NOT_ONCE", "REPLAYED", "Once", "OnceDep", "RepeatedProblem", "once_of", "with_content"]
+__all__ = [
+    "NOT_ONCE",
+    "REPLAYED",
+    "Once",
+    "OnceDep",
+    "RepeatedProblem",
+    "key_reused",
+    "once_of",
+    "with_content",
+]
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -96,7 +107,8 @@ class Once:
         self._leases: LeaseKeeper = request.app.state.services.leases
         #: Names the effect, for deduplication keys and ids; None without an idempotency key.
         self.name = name
-        self._body_digest = hashlib.sha256(body).digest()
+        #: SHA-256 of what a repetition must repeat.
+        self.body_digest = hashlib.sha256(body).digest()
         #: Whether an earlier execution of the request may have had its effect; known when ``work`` runs.
         self.is_repetition = False
         #: Returns the status of an answer of ``run``.
@@ -145,7 +157,7 @@ class Once:
         digest, since = bytes.fromhex(self.name), elapsed_seconds()
         async with self._database.begin() as transaction:
             fence = await transaction.requests.begin(
-                digest, body_digest=self._body_digest, lease_seconds=_LEASE_SECONDS
+                digest, body_digest=self.body_digest, lease_seconds=_LEASE_SECONDS
             )
             known = None if fence is not None else await transaction.requests.find(digest)
         if fence is None:
@@ -195,12 +207,8 @@ class Once:
             logger.bind(error=str(exc)).warning("idempotent_answer_not_stored")
 
     def _repeated(self, known: RecordedRequest | None) -> JSONResponse:
-        if known is not None and known.body_digest != self._body_digest:
-            raise RefusedError(
-                HTTPStatus.UNPROCESSABLE_ENTITY,
-                "idempotency_key_reused",
-                "this Idempotency-Key was used with another body; use a new one for a new request",
-            )
+        if known is not None and known.body_digest != self.body_digest:
+            raise key_reused()
         if known is None or known.status is None:
             raise RefusedError(
                 HTTPStatus.CONFLICT,
@@ -215,6 +223,15 @@ class Once:
     def id(self) -> str:
         """An id for what the request creates: the same in each execution of it, else a new one."""
         return new_id() if self.name is None else self.name[:_ID_CHARS]
+
+
+def key_reused() -> RefusedError:
+    """Return the error of a request that has the idempotency key of another one."""
+    return RefusedError(
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        "idempotency_key_reused",
+        "this Idempotency-Key was used with another body; use a new one for a new request",
+    )
 
 
 async def once_of(request: Request, *, body: bytes) -> Once:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import mimetypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -12,7 +12,9 @@ from typing import Any, Final
 
 from nekro.agent.multimodal import image_data
 from nekro.app.chats.attachments import Attachment, FileIds
+from nekro.app.rounds.intake import Receipt
 from nekro.app.services import Services
+from nekro.gateway.idempotency import key_reused
 from nekro.operations.actor import Identity, RefusedError, Scope
 from nekro.operations.admission import KeyFiles, require_budget
 from nekro.operations.messages import message_answer
@@ -25,6 +27,7 @@ __all__ = [
     "MOST_PARTS",
     "Content",
     "post_message",
+    "posted_message",
     "sender_of",
     "stored_content",
 ]
@@ -143,28 +146,49 @@ def sender_of(identity: Identity, stated: str | None) -> str:
 
 
 async def post_message(
-    services: Services, identity: Identity, message: IncomingMessage, *, once: str | None
-) -> PostedMessage:
-    """Record a person's message and start a turn, on the key's budget.
+    services: Services,
+    identity: Identity,
+    chat_key: str,
+    make: Callable[[], Awaitable[IncomingMessage]],
+    *,
+    once: str | None,
+    digest: bytes | None = None,
+) -> Receipt | None:
+    """Record a person's message and start a turn, on the key's budget; None if a plugin's hook blocked it.
 
     Args:
+        make: returns the message; not called for a repetition, so its files are stored once.
         once: names the message (``Once.name``), so that a repetition finds it; None: it has no repetitions.
+        digest: what a repetition must repeat (``Once.body_digest``); None: the caller has compared it.
 
     Raises:
-        RefusedError: 403, 404, the key may not post there; 429, its budget is used up.
+        RefusedError: 403, 404, the key may not post there; 422, another message has this name; 429, the
+            key's budget is used up.
         NekroError: the message was not recorded.
     """
-    identity.require(Scope.POST, chat_key=message.chat_key)
-    await require_budget(services, identity)
+    identity.require(Scope.POST, chat_key=chat_key)
+
+    async def paid() -> IncomingMessage:
+        await require_budget(services, identity)
+        return await make()
+
     receipt = await services.intake.accept(
-        message,
+        paid,
         once_key=None if once is None else f"post:{once}",
+        once_digest=None if once is None else digest,
         key_id=identity.key_id,
         issuer=identity.name,
     )
+    if receipt is not None and receipt.is_repetition and digest is not None:
+        known = receipt.message.once_digest  # None: a gateway of release 0.2 recorded it
+        if known not in (None, digest):
+            raise key_reused()
+    return receipt
+
+
+def posted_message(ids: FileIds, receipt: Receipt | None) -> PostedMessage:
+    """Return the answer to the request that posted a message; None: a plugin's hook blocked it."""
     if receipt is None:
         return PostedMessage(message=None, turn_id=None)
-    return PostedMessage(
-        message=message_answer(receipt.message, services.file_ids, turn_id=receipt.turn_id),
-        turn_id=receipt.turn_id,
-    )
+    message = message_answer(receipt.message, ids, turn_id=receipt.turn_id)
+    return PostedMessage(message=message, turn_id=receipt.turn_id)

@@ -13,7 +13,7 @@ from nekro.app.chats.attachments import Attachment, attachments_of
 from nekro.app.chats.files import ChatFiles
 from nekro.app.chats.writer import message_bytes
 from nekro.app.services import Services
-from nekro.gateway.messages import post_message, sender_of
+from nekro.gateway.messages import post_message, posted_message, sender_of
 from nekro.operations.actor import Actor, Identity, RefusedError, Scope
 from nekro.operations.admission import KeyFiles
 from nekro.operations.turns import first_round
@@ -95,14 +95,18 @@ async def _replay(
         size = sum(message_bytes(one) for one in copies)
         transaction.stored_bytes.add(identity.account_id, StoredKind.MESSAGES, size)
     data = _data(cause.data, files) or {}
-    message = IncomingMessage(
-        chat_key=chat_key,
-        text=cause.text,
-        user_id=user_id,
-        user_name=cause.sender_name or user_id,
-        content_data=data.get("content_data") or (),
-    )
-    posted = await post_message(services, identity, message, once=once)
+
+    async def message() -> IncomingMessage:
+        return IncomingMessage(
+            chat_key=chat_key,
+            text=cause.text,
+            user_id=user_id,
+            user_name=cause.sender_name or user_id,
+            content_data=data.get("content_data") or (),
+        )
+
+    receipt = await post_message(services, identity, chat_key, message, once=once)
+    posted = posted_message(services.file_ids, receipt)
     return ReplayedTurn(chat_key=chat_key, message=posted.message, turn_id=posted.turn_id)
 
 

@@ -251,6 +251,10 @@ class PluginHost:
         """Run the reset hooks for a chat that a plugin resets."""
         await self.channel_reset(await AgentCtx.create_by_chat_key(chat_key))
 
+    async def has_message_hooks(self) -> bool:
+        """Whether an enabled plugin has the hook of messages."""
+        return any(plugin.hook("user_message") is not None for plugin in self._enabled())
+
     async def user_message(self, ctx: AgentCtx, message: ChatMessage) -> MsgSignal:
         """Pass an incoming message to every plugin and return their merged answer."""
         locate_files(message.content_data, chat_key=message.chat_key)

@@ -33,10 +33,11 @@ class OpenAIResponse:
 class OpenAIResponseRepository(Repository):
     """Rows of responses."""
 
-    async def add(self, response: OpenAIResponse) -> None:
-        """Keep a response unless one of its id is kept already."""
+    async def add(self, response: OpenAIResponse) -> bool:
+        """Keep a response; False if one of its id is kept already."""
         new = insert(self._dialect, OPENAI_RESPONSES).values(**vars(response))
-        await self._count(new.on_conflict_do_nothing())
+        added = new.on_conflict_do_nothing().returning(OPENAI_RESPONSES.c.id)
+        return await self._scalar(added) is not None
 
     async def find(self, response_id: str) -> OpenAIResponse | None:
         """Return the response, or None."""

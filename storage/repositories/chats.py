@@ -7,7 +7,7 @@ which only a sandbox reads. Prompts are kept where the operator wants that."""
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -40,6 +40,7 @@ __all__ = [
     "SummaryRepository",
     "TurnVariables",
     "VariableRepository",
+    "is_stated",
 ]
 
 
@@ -48,6 +49,11 @@ CHAT_LEASES: Final = LeaseTable(
 )
 
 _KNOWN = ("adapter_key", "channel_id", "channel_name", "channel_type")
+
+
+def is_stated(chat: ChatInfo, known: Mapping[str, str | None]) -> bool:
+    """Whether a chat has what is known of it; None is not known."""
+    return all(value in (None, getattr(chat, name)) for name, value in known.items())
 
 
 class ChatRepository(Repository):
@@ -62,6 +68,7 @@ class ChatRepository(Repository):
         self,
         chat_key: str,
         *,
+        seen: ChatInfo | None = None,
         adapter_key: str | None = None,
         channel_id: str | None = None,
         channel_name: str | None = None,
@@ -72,6 +79,9 @@ class ChatRepository(Repository):
         A field that is not None replaces the stored value; None keeps it, and a new chat takes what its
         key says (``nekro_agent.layout.channel_of``). Concurrent calls for a
         new chat get the same container key.
+
+        Args:
+            seen: the chat as this transaction has read it; None reads it.
         """
         known = {
             "adapter_key": adapter_key,
@@ -79,8 +89,8 @@ class ChatRepository(Repository):
             "channel_name": channel_name,
             "channel_type": channel_type,
         }
-        chat = await self.find(chat_key)
-        if chat is not None and all(value in (None, getattr(chat, name)) for name, value in known.items()):
+        chat = seen or await self.find(chat_key)
+        if chat is not None and is_stated(chat, known):
             return chat
         stated = {name: value for name, value in known.items() if value is not None}
         new = insert(self._dialect, CHATS).values(
@@ -103,6 +113,13 @@ class ChatRepository(Repository):
     async def find(self, chat_key: str) -> ChatInfo | None:
         """Return the chat, or None."""
         return await self._one_or_none(ChatInfo, _find_statement, {"of_chat": chat_key})
+
+    async def find_locked(self, chat_key: str) -> ChatInfo | None:
+        """Return the chat, whose row is locked as by ``lock``, or None."""
+        chat = await self._one_or_none(ChatInfo, _find_locked_statement, {"of_chat": chat_key})
+        if chat is not None:
+            self._connection.locked_chats.setdefault(chat_key, None)
+        return chat
 
     async def get(self, chat_key: str) -> ChatInfo:
         """Return the chat.
@@ -251,6 +268,11 @@ class ChatRepository(Repository):
 @FixedStatement
 def _find_statement(_dialect: str) -> Executable:
     return select(CHATS).where(CHATS.c.chat_key == bindparam("of_chat"))
+
+
+@FixedStatement
+def _find_locked_statement(_dialect: str) -> Executable:
+    return select(CHATS).where(CHATS.c.chat_key == bindparam("of_chat")).with_for_update(key_share=True)
 
 
 def _fenced(chat_key: str, fence: int) -> FencedError:

@@ -45,6 +45,8 @@ class NewMessage:
     #: Deduplication key, such as ``observation:<call id>`` or a platform's message id; None for
     #: messages that may repeat.
     once_key: str | None = None
+    #: SHA-256 of what a repetition with ``once_key`` must repeat; None: it is not compared.
+    once_digest: bytes | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,7 @@ class MessageRepository(Repository):
 
     async def find_once(self, once_key: str) -> Message | None:
         """Return the message with a deduplication key, or None."""
-        return await self._one_or_none(Message, select(MESSAGES).where(MESSAGES.c.once_key == once_key))
+        return await self._one_or_none(Message, _once_statement, {"of_key": once_key})
 
     async def newest(
         self,
@@ -162,6 +164,7 @@ class MessageRepository(Repository):
             values = values_of(message, NewMessage) | {
                 "id": new_id(),
                 "once_key": f"{COPY_PREFIX}{digest}:{message.id}",
+                "once_digest": None,
                 "call_id": None,
                 "round_id": None,
                 "turn_id": None,
@@ -194,6 +197,11 @@ def _newest_statement(*, is_paged: bool, with_past: bool) -> FixedStatement:
         statement = statement.where(MESSAGES.c.sequence > beginning.scalar_subquery())
     newest = statement.order_by(MESSAGES.c.sequence.desc()).limit(bindparam("most", type_=Integer))
     return FixedStatement(lambda _dialect: newest)
+
+
+@FixedStatement
+def _once_statement(_dialect: str) -> Executable:
+    return select(MESSAGES).where(MESSAGES.c.once_key == bindparam("of_key"))
 
 
 @cache

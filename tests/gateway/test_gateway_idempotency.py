@@ -105,6 +105,8 @@ NOT_REPEATABLE: Final = {
     "/api/v1/dead-letters/{letter}/retry",
     "/api/v1/webhooks/{webhook}/replay",
 }
+#: Found by their message, and a copy waits for the first one: there is no request that runs or has died.
+FOUND_BY_MESSAGE: Final = {f"{_CHAT}/messages", "/v1/responses", "/v1/chat/completions"}
 
 
 LATER: Final = "2999-01-01 00:00:00.000000"
@@ -226,6 +228,8 @@ async def test_every_post_runs_once_per_idempotency_key(
         assert (status_again, again) == (status, first), path
         refused = await post(client, path, other, "k")
         assert refused[0] == 422 and "idempotency_key_reused" in str(refused[2]), (path, refused)
+        if template in FOUND_BY_MESSAGE:
+            continue
         # Its gateway still runs it; then that one has died.
         await query(services, f"UPDATE idempotent_requests SET status = NULL, lease_until = '{LATER}'")
         running = await post(client, path, body, "k")

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextvars import ContextVar
 from typing import Any
+from uuid import uuid4
 
 import httpx
+import pytest
 from gateway_server import served
 from test_gateway_keys import key_of
 from worker_fleet import Fleet
 
+from nekro.app.services import Services
 from nekro.gateway.app import create_app
 from nekro.operations.actor import Scope
+from nekro_agent.schemas.agent_ctx import AgentCtx
+from nekro_agent.schemas.chat_message import ChatMessage
+from nekro_agent.schemas.signal import MsgSignal
+from storage.driver.statements import prepared
 from storage.engine import Database
 
 HELLO = {"text": "hello", "user_id": "ada"}
@@ -26,14 +36,30 @@ async def rounds_of(fleet: Fleet, chat_key: str) -> list[Any]:
         await database.dispose()
 
 
-async def expire_leases(fleet: Fleet) -> None:
-    database = Database(fleet.settings.database, fleet.settings.data_dir)
-    async with database.begin() as transaction:
-        await transaction.connection.exec_driver_sql(
-            "UPDATE idempotent_requests SET status = NULL, answer = NULL,"
-            " lease_until = '2020-01-01 00:00:00.000000'"
-        )
-    await database.dispose()
+@pytest.fixture
+async def served_gateway(fresh_fleet: Fleet) -> AsyncIterator[tuple[Services, httpx.AsyncClient]]:
+    """The services of a gateway, and its client."""
+    app = create_app(fresh_fleet.settings)
+    async with served(app) as client:
+        yield app.state.services, client
+
+
+class Hooks:
+    """Stands for the plugins of a fleet that have the hook of messages."""
+
+    def __init__(self, signal: MsgSignal = MsgSignal.CONTINUE) -> None:
+        self.signal = signal
+        self.asked = 0
+
+    async def has_message_hooks(self) -> bool:
+        return True
+
+    async def user_message(self, _ctx: AgentCtx, _message: ChatMessage) -> MsgSignal:
+        self.asked += 1
+        await asyncio.sleep(0.2)  # other copies arrive
+        return self.signal
+
+    async def channel_reset(self, _ctx: AgentCtx) -> None: ...
 
 
 async def test_a_posted_message_starts_a_turn(gateway: tuple[Fleet, httpx.AsyncClient]) -> None:
@@ -137,20 +163,97 @@ async def test_of_simultaneous_repetitions_one_posts(gateway: tuple[Fleet, httpx
             one.post("/api/v1/chats/c/messages", json=HELLO, headers=headers) for one in (client, other) * 10
         ]
         answers = await asyncio.gather(*posts)
-    assert {answer.status_code for answer in answers} <= {202, 409}
-    assert len({answer.json()["turn_id"] for answer in answers if answer.status_code == 202}) == 1
+    assert {answer.status_code for answer in answers} == {202}
+    assert len({answer.json()["turn_id"] for answer in answers}) == 1
+    assert sum("idempotency-replayed" not in answer.headers for answer in answers) == 1
     assert len(await rounds_of(fleet, "c")) == 1
 
 
-async def test_a_repetition_after_a_crash_finds_the_effect(gateway: tuple[Fleet, httpx.AsyncClient]) -> None:
-    fleet, client = gateway
+async def test_a_message_that_a_gateway_of_0_2_recorded_is_found_by_its_key(
+    served_gateway: tuple[Services, httpx.AsyncClient],
+) -> None:
+    services, client = served_gateway
     headers = {"Idempotency-Key": "one"}
-    first = (await client.post("/api/v1/chats/c/messages", json=HELLO, headers=headers)).json()
-    await expire_leases(fleet)  # as if the gateway had died between the message and its answer
+    first = await client.post("/api/v1/chats/c/messages", json=HELLO, headers=headers)
+    async with services.database.begin() as transaction:
+        await transaction.connection.exec_driver_sql("UPDATE messages SET once_digest = NULL")
     again = await client.post("/api/v1/chats/c/messages", json=HELLO, headers=headers)
-    assert again.json() == first
-    assert "idempotency-replayed" not in again.headers
-    assert len(await rounds_of(fleet, "c")) == 1
+    assert (again.status_code, again.json()) == (202, first.json())
+    assert again.headers["idempotency-replayed"] == "true"
+
+
+async def test_hooks_run_and_files_are_stored_once_for_copies_at_one_gateway(
+    served_gateway: tuple[Services, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services, client = served_gateway
+    hooks = Hooks()
+    monkeypatch.setattr(services.intake, "_hooks", hooks)
+    sent: dict[str, Any] = {
+        "files": {"file": ("a.txt", b"x")},
+        "data": HELLO,
+        "headers": {"Idempotency-Key": "one"},
+    }
+    posts = [client.post("/api/v1/chats/c/messages", **sent) for _ in range(5)]
+    answers = await asyncio.gather(*posts)
+    assert [answer.status_code for answer in answers] == [202] * 5
+    assert all(answer.json() == answers[0].json() for answer in answers)
+    files = (await client.get("/api/v1/chats/c/files")).json()["items"]
+    assert (hooks.asked, len(files)) == (1, 1)
+
+
+async def test_a_message_that_a_hook_blocked_is_shown_to_it_again_when_it_is_repeated(
+    served_gateway: tuple[Services, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services, client = served_gateway
+    hooks = Hooks(MsgSignal.BLOCK_ALL)
+    monkeypatch.setattr(services.intake, "_hooks", hooks)
+    for number in (1, 2):
+        blocked = await client.post(
+            "/api/v1/chats/c/messages", json=HELLO, headers={"Idempotency-Key": "one"}
+        )
+        assert (blocked.status_code, blocked.json()["message"]) == (202, None)
+        assert hooks.asked == number
+
+
+async def test_a_post_is_one_write_transaction_of_few_statements(
+    served_gateway: tuple[Services, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services, client = served_gateway
+    ran: list[str] = []
+    inside: ContextVar[bool] = ContextVar("inside", default=False)
+    accept, begin = services.intake.accept, Database.begin
+
+    async def accepting(*given: Any, **named: Any) -> Any:
+        inside.set(True)
+        return await accept(*given, **named)
+
+    def beginning(database: Database) -> Any:
+        ran.extend(["begin"] if inside.get() else [])
+        return begin(database)
+
+    def noting(*given: Any) -> tuple[Any, ...]:
+        ran.extend(["statement"] if inside.get() else [])
+        return prepared(*given)
+
+    async def counted(**body: Any) -> Counter[str]:
+        ran.clear()
+        posted = await client.post(
+            "/api/v1/chats/c/messages", json={**HELLO, **body}, headers={"Idempotency-Key": uuid4().hex}
+        )
+        assert posted.status_code == 202
+        return Counter(ran)
+
+    monkeypatch.setattr(services.intake, "accept", accepting)
+    monkeypatch.setattr(Database, "begin", beginning)
+    monkeypatch.setattr("storage.driver.statements.prepared", noting)
+    assert (await counted())["begin"] == 1  # the chat and the person are new
+    # By its key; chat, person, message, round, number of events, events.
+    assert await counted() == {"begin": 1, "statement": 7}
+    assert await counted(to_agent=False) == {"begin": 1, "statement": 6}
+    hooks = Hooks()
+    monkeypatch.setattr(services.intake, "_hooks", hooks)
+    assert await counted() == {"begin": 1, "statement": 9}
+    assert (await counted(user_id="eve"))["begin"] == 2  # hooks may read the row of the person
 
 
 async def test_a_refused_request_is_not_remembered(gateway: tuple[Fleet, httpx.AsyncClient]) -> None:

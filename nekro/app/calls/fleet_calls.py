@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
@@ -165,6 +165,10 @@ class FleetHooks:
         self._caller = caller
         self._tasks = tasks
 
+    async def has_message_hooks(self) -> bool:
+        """Whether a plugin of the catalogue has the hook of messages."""
+        return bool(await self._plugins("user_message"))
+
     async def user_message(self, ctx: AgentCtx, message: ChatMessage) -> MsgSignal:
         """Pass an incoming message to every plugin that has the hook, and return their merged answer.
 
@@ -234,7 +238,7 @@ class FleetHooks:
                     raise
                 await asyncio.sleep(REFRESH_SECONDS)
 
-    async def _plugins(self, hook: str) -> Iterable[PluginEntry]:
+    async def _plugins(self, hook: str) -> list[PluginEntry]:
         await self._tasks.refresh()
         return [plugin for plugin in self._registry.plugins if plugin.enabled and hook in plugin.hooks]
 

@@ -132,12 +132,12 @@ def message_bytes(message: NewMessage) -> int:
 
 
 async def ensure_chat(transaction: Transaction, chat_key: str, **known: str | None) -> ChatInfo:
-    """Return a chat as ``ChatRepository.ensure`` does; who causes a new one is charged for it."""
-    is_new = await transaction.chats.find(chat_key) is None
-    if is_new:
+    """Return a chat, locked, as ``ChatRepository.ensure`` does; who causes a new one is charged for it."""
+    seen = await transaction.chats.find_locked(chat_key)
+    if seen is None:
         size = _CHAT_BYTES + size_of(chat_key)
         transaction.stored_bytes.add(current_account(), StoredKind.CHATS, size)
-    return await transaction.chats.ensure(chat_key, **known)
+    return await transaction.chats.ensure(chat_key, seen=seen, **known)
 
 
 async def request_round(
@@ -147,6 +147,7 @@ async def request_round(
     *,
     account_id: str | None = None,
     message: Message | None = None,
+    chat: ChatInfo | None = None,
     during: str | None = None,
     later: bool = False,
 ) -> Round | None:
@@ -160,13 +161,16 @@ async def request_round(
             pays for it pays for the turn that the round begins.
         message: the message that the round is for, appended in the same transaction; it is recorded as part
             of the round's turn.
+        chat: the request's chat as this transaction has read and locked it; None reads it.
         during: request it only while this round runs and is not asked to stop, and the trigger has none; with
             one statement.
         later: announce in the background; the caller does not wait for it.
     """
     await transaction.chats.lock(request.chat_key, create=True)
-    if request.number == 1 and not (await transaction.chats.get(request.chat_key)).starts_turns:
-        return None
+    if request.number == 1:
+        chat = chat or await transaction.chats.get(request.chat_key)
+        if not chat.starts_turns:
+            return None
     if during is not None:
         new = await transaction.rounds.request_during(request, during)
         if new is None:

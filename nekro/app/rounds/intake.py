@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+from weakref import WeakValueDictionary
 
 from loguru import logger
 
@@ -18,6 +20,7 @@ from nekro.wire.invocation import new_id
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.execution.current import current_account, effect_id
 from nekro_agent.ports import ChatInfo, IncomingMessage, MessageKind, require_lengths
+from nekro_agent.records import UserInfo
 from nekro_agent.schemas.chat_message import (
     ChatMessage,
     ChatMessageSegment,
@@ -28,6 +31,7 @@ from nekro_agent.schemas.signal import MsgSignal
 from nekro_agent.shared_clock import shared_now, shared_time
 from storage.accounts.keys import account_of_key
 from storage.engine import Database
+from storage.repositories.chats import is_stated
 from storage.repositories.messages import Message, NewMessage
 from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
@@ -44,6 +48,8 @@ class Receipt:
     message: Message
     #: The turn that it started; None if it started none.
     turn_id: str | None
+    #: Whether an earlier request has recorded it.
+    is_repetition: bool = False
 
 
 #: Field of a ``ChatMessage`` that hooks may change → that of the message as received.
@@ -58,7 +64,7 @@ _FIELDS: Final = {
 
 
 class LineReader(Protocol):
-    """Carries out lines of people that are not for the agent."""
+    """Carries out lines of people that are not for the agent; all of them begin with ``/``."""
 
     async def answer(self, line: str, *, chat_key: str, issuer: str, user_id: str) -> str | None:
         """Carry out a line; returns the answer to the chat, None if the line is for the agent.
@@ -88,25 +94,35 @@ class MessageIntake:
         self._stopper = stopper
         self._readers = readers
         self._debounce_seconds = settings.debounce_seconds
+        #: By ``once_key``, while a message is accepted.
+        self._accepting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def receive(self, message: IncomingMessage) -> str | None:
         """Receive a message that a plugin passes on; returns its id, None when a plugin's hook blocked it."""
+        # Without a lock: plugins run on several event loops, and an effect has no simultaneous copies.
         once_key = f"pushed:{effect_id('pushed', message.chat_key)}"
-        receipt = await self.accept(message, once_key=once_key)
+        receipt = await self._received(once_key)
+        if receipt is None:
+            receipt = await self._accept(message, _new(message, once_key=once_key))
         return None if receipt is None else receipt.message.id
 
     async def accept(
         self,
-        message: IncomingMessage,
+        message: IncomingMessage | Callable[[], Awaitable[IncomingMessage]],
         *,
         once_key: str | None = None,
+        once_digest: bytes | None = None,
         key_id: str | None = None,
         issuer: str | None = None,
     ) -> Receipt | None:
         """Receive a person's message; None when a plugin's hook blocked it.
 
+        Simultaneous copies in this process wait for each other, so hooks run once for them.
+
         Args:
+            message: it, or what makes it, for example by storing its files; not called for a repetition.
             once_key: a message with the same one is recorded once; the hooks do not run for a repetition.
+            once_digest: kept with the message; the caller compares it with that of a repetition.
             key_id: the key of the API on whose budget its turn is.
             issuer: what vouches for the sender's id, so that the message may be a decision on a call, or an
                 answer to an MCP server: an adapter, or a key of the API. None for messages that
@@ -115,16 +131,34 @@ class MessageIntake:
         Raises:
             InvalidValueError: it is too long.
         """
-        known = None if once_key is None else await self._received(once_key)
-        if known is not None:
-            return known
-        new = _new(message, new_id(), once_key)
+        lock = asyncio.Lock()
+        if once_key is not None:
+            lock = self._accepting.setdefault(once_key, lock)
+        async with lock:
+            known = None if once_key is None else await self._received(once_key)
+            if known is not None:
+                return known
+            first = message if isinstance(message, IncomingMessage) else await message()
+            new = _new(first, once_key=once_key, once_digest=once_digest)
+            return await self._accept(first, new, key_id=key_id, issuer=issuer)
+
+    async def _accept(
+        self,
+        message: IncomingMessage,
+        new: NewMessage,
+        *,
+        key_id: str | None = None,
+        issuer: str | None = None,
+    ) -> Receipt | None:
+        """Receive a message that no request before has recorded, as the row ``new``."""
         require_lengths(new.text, sender_id=new.sender_id, sender_name=new.sender_name, data=new.data)
-        chat = await self._known(message)
-        if issuer is not None:
+        if issuer is not None and new.text.lstrip().startswith("/"):
             answer = await self._read(message, issuer)
             if answer is not None:
-                return await self._answered(new, answer)
+                return await self._record(message, new, answer=answer)
+        if not await self._hooks.has_message_hooks():
+            return await self._record(message, new, wakes=message.is_tome, key_id=key_id)
+        chat = await self._known(message)
         shown = _for_hooks(message, chat, new.id)
         before = shown.changeable()
         signal = await self._hooks.user_message(context_of(chat, user_id=message.user_id), shown)
@@ -133,7 +167,7 @@ class MessageIntake:
         if changes := shown.changes_since(before):
             message, new = _as_left(message, new, changes)
         wakes = signal is MsgSignal.FORCE_TRIGGER or (signal is MsgSignal.CONTINUE and bool(message.is_tome))
-        return await self._record(new, adapter_key=chat.adapter_key or "", wakes=wakes, key_id=key_id)
+        return await self._record(message, new, wakes=wakes, key_id=key_id, is_known=True)
 
     async def reset(self, chat: ChatInfo) -> StoppedRounds:
         """Start a new conversation; returns the rounds that were stopped for it.
@@ -161,79 +195,106 @@ class MessageIntake:
                 return answer
         return None
 
-    async def _answered(self, new: NewMessage, answer: str) -> Receipt:
-        """Record a line that was carried out, and the answer to it; neither wakes the agent."""
-        reply = NewMessage(
-            chat_key=new.chat_key,
-            kind=MessageKind.ASSISTANT,
-            text=answer,
-            once_key=f"decision:{new.id}",
-        )
-        async with self._database.begin() as transaction:
-            row = await append_message(transaction, self._publisher, new, account_id=current_account())
-            await append_message(transaction, self._publisher, reply)
-        return Receipt(message=row, turn_id=None)
-
-    async def _known(self, message: IncomingMessage) -> ChatInfo:
-        """Record the chat and the person of a message; returns the chat."""
-        async with self._database.begin() as transaction:
-            chat = await ensure_chat(
-                transaction,
-                message.chat_key,
-                adapter_key=message.adapter_key,
-                channel_id=message.channel_id,
-                channel_name=message.channel_name,
-                channel_type=message.channel_type,
-            )
-            if message.user_id:
-                await transaction.records.see_user(
-                    chat.adapter_key or "", message.user_id, username=message.user_name
-                )
-        return chat
-
     async def _received(self, once_key: str) -> Receipt | None:
         async with self._database.read() as transaction:
             row = await transaction.messages.find_once(once_key)
-            if row is None:
-                return None
-            round_ = await transaction.rounds.find_by_trigger(TriggerKind.MESSAGE, row.id)
-        return Receipt(message=row, turn_id=None if round_ is None else round_.turn_id)
+        return None if row is None else Receipt(message=row, turn_id=row.turn_id, is_repetition=True)
 
-    async def _record(self, new: NewMessage, *, adapter_key: str, wakes: bool, key_id: str | None) -> Receipt:
+    async def _known(self, message: IncomingMessage) -> ChatInfo:
+        """Return the chat, recorded with the person; both have rows already, except at a first message."""
+        async with self._database.read() as transaction:
+            chat = await transaction.chats.find(message.chat_key)
+            if chat is not None and is_stated(chat, _stated(message)):
+                user = await _user(transaction, chat, message)
+                if not message.user_id or (user is not None and user.username == message.user_name):
+                    return chat
+        async with self._database.begin() as transaction:
+            return (await _seen(transaction, message))[0]
+
+    async def _record(
+        self,
+        message: IncomingMessage,
+        new: NewMessage,
+        *,
+        answer: str | None = None,
+        wakes: bool = False,
+        key_id: str | None = None,
+        is_known: bool = False,
+    ) -> Receipt:
+        """Record a message and what follows from it, with its chat and its person, in one transaction.
+
+        Args:
+            answer: to a line that was carried out; neither wakes the agent.
+            is_known: the chat and the person are recorded, and hooks may have changed them.
+        """
         account_id = current_account() if key_id is None else account_of_key(key_id)
         async with self._database.begin() as transaction:
-            row = await append_message(transaction, self._publisher, new, account_id=account_id)
             # Read here and not before the hooks, because a hook may have banned the person.
-            if not wakes or not await _may_trigger(transaction, adapter_key, new.sender_id):
-                return Receipt(message=row, turn_id=None)
-            request = RoundRequest(
-                chat_key=new.chat_key,
-                trigger_kind=TriggerKind.MESSAGE,
-                trigger_id=row.id,
-                user_id=new.sender_id,
-                delay_seconds=self._debounce_seconds,
-            )
-            round_ = await request_round(
-                transaction, self._publisher, request, account_id=account_id, message=row
-            )
-        return Receipt(message=row, turn_id=None if round_ is None else round_.turn_id)
+            if is_known:
+                chat = await ensure_chat(transaction, message.chat_key)
+                user = await _user(transaction, chat, message)
+            else:
+                chat, user = await _seen(transaction, message)
+            starts = wakes and chat.starts_turns and (user is None or user.may_trigger(shared_time()))
+            if starts:
+                new = dataclasses.replace(new, turn_id=new_id())
+            row = await append_message(transaction, self._publisher, new, account_id=account_id)
+            if row.id != new.id:  # a copy that another process accepted meanwhile
+                return Receipt(message=row, turn_id=row.turn_id, is_repetition=True)
+            if answer is not None:
+                reply = NewMessage(
+                    chat_key=new.chat_key,
+                    kind=MessageKind.ASSISTANT,
+                    text=answer,
+                    once_key=f"decision:{row.id}",
+                )
+                await append_message(transaction, self._publisher, reply)
+            if new.turn_id is not None:
+                request = RoundRequest(
+                    chat_key=new.chat_key,
+                    trigger_kind=TriggerKind.MESSAGE,
+                    trigger_id=row.id,
+                    id=new.turn_id,
+                    user_id=new.sender_id,
+                    delay_seconds=self._debounce_seconds,
+                )
+                await request_round(transaction, self._publisher, request, account_id=account_id, chat=chat)
+        return Receipt(message=row, turn_id=row.turn_id)
 
 
-async def _may_trigger(transaction: Transaction, adapter_key: str, user_id: str | None) -> bool:
-    user = await transaction.records.find_user(adapter_key, user_id) if user_id else None
-    return user is None or user.may_trigger(shared_time())
+def _stated(message: IncomingMessage) -> dict[str, str | None]:
+    return {
+        name: getattr(message, name) for name in ("adapter_key", "channel_id", "channel_name", "channel_type")
+    }
 
 
-def _new(message: IncomingMessage, message_id: str, once_key: str | None) -> NewMessage:
+async def _seen(transaction: Transaction, message: IncomingMessage) -> tuple[ChatInfo, UserInfo | None]:
+    """Record the chat and the person of a message; returns both."""
+    chat = await ensure_chat(transaction, message.chat_key, **_stated(message))
+    if not message.user_id:
+        return chat, None
+    user = await transaction.records.see_user(
+        chat.adapter_key or "", message.user_id, username=message.user_name
+    )
+    return chat, user
+
+
+async def _user(transaction: Transaction, chat: ChatInfo, message: IncomingMessage) -> UserInfo | None:
+    if not message.user_id:
+        return None
+    return await transaction.records.find_user(chat.adapter_key or "", message.user_id)
+
+
+def _new(message: IncomingMessage, **given: Any) -> NewMessage:
+    """Return the row of a message; ``given`` are its further columns."""
     return NewMessage(
         chat_key=message.chat_key,
         kind=MessageKind.USER,
-        id=message_id,
         text=message.text,
         sender_id=message.user_id,
         sender_name=message.user_name,
         data=_data(message),
-        once_key=once_key,
+        **given,
     )
 
 
@@ -245,7 +306,7 @@ def _as_left(
         left = ChatMessage.model_validate({"chat_key": message.chat_key, **changes})
         values = {_FIELDS[name]: getattr(left, name) for name in changes}
         changed = dataclasses.replace(message, **values)
-        row = _new(changed, new.id, new.once_key)
+        row = _new(changed, id=new.id, once_key=new.once_key, once_digest=new.once_digest)
         require_lengths(row.text, sender_id=row.sender_id, sender_name=row.sender_name, data=row.data)
     except ValueError as exc:  # a message is never lost because of a hook
         logger.bind(chat_key=message.chat_key, error=str(exc)).warning("message_changes_ignored")

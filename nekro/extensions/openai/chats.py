@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
 from typing import Any, Final
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from nekro.app.services import Services
@@ -40,7 +40,6 @@ __all__ = [
     "openai_error",
     "post",
     "require_model",
-    "run_once",
     "stated_conversation",
     "stated_person",
     "transient_chat",
@@ -240,7 +239,8 @@ def _header(request: Request, name: str) -> str | None:
     return value or None
 
 
-class Posted(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class Posted:
     """What a posted message has caused; repetitions of its request get the same."""
 
     #: None when it starts no turn.
@@ -254,15 +254,6 @@ async def once_for(request: Request, chat_key: str) -> Once:
     return await once_of(request, body=b"%d:%s%s" % (len(chat), chat, await request.body()))
 
 
-async def run_once(once: Once, work: Callable[[], Awaitable[Posted]]) -> Posted:
-    """Post once; the answer is then read from the turn, by the first request and by its repetitions.
-
-    Raises:
-        RefusedError: as from ``Once.run``, or from ``work``.
-    """
-    return Posted.model_validate_json(bytes((await once.respond(work)).body))
-
-
 async def post(
     services: Services,
     identity: Identity,
@@ -270,27 +261,31 @@ async def post(
     parts: Sequence[NewPart],
     user: str | None,
     *,
-    once: str | None,
+    once: Once,
 ) -> Posted:
-    """Post a person's message.
-
-    Args:
-        once: see ``post_message``.
+    """Post a person's message; a repetition of the request finds it.
 
     Raises:
         RefusedError: a part is not valid, or as from ``post_message``.
     """
-    person = identity.user_id or user or _PERSON
-    content = await stored_content(services, identity, chat_key, parts)
-    message = IncomingMessage(
-        chat_key=chat_key,
-        text=content.text,
-        user_id=person,
-        user_name=person,
-        content_data=content.segments,
+
+    async def message() -> IncomingMessage:
+        person = identity.user_id or user or _PERSON
+        content = await stored_content(services, identity, chat_key, parts)
+        return IncomingMessage(
+            chat_key=chat_key,
+            text=content.text,
+            user_id=person,
+            user_name=person,
+            content_data=content.segments,
+        )
+
+    receipt = await post_message(
+        services, identity, chat_key, message, once=once.name, digest=once.body_digest
     )
-    posted = await post_message(services, identity, message, once=once)
-    return Posted(turn_id=posted.turn_id, created_at=shared_time())
+    if receipt is None:
+        return Posted(turn_id=None, created_at=shared_time())
+    return Posted(turn_id=receipt.turn_id, created_at=receipt.message.created_at)
 
 
 def _derived(identity: Identity, conversation: Sequence[str | None]) -> str:

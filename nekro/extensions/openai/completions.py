@@ -32,7 +32,6 @@ from nekro.extensions.openai.chats import (
     openai_error,
     post,
     require_model,
-    run_once,
     stated_conversation,
     stated_person,
     transient_chat,
@@ -97,7 +96,7 @@ async def complete_chat(
         stated = (person,) if conversation is None else (person, conversation)
         chat_key = chosen_chat(identity, x_nekro_chat, *stated)
         once = await once_for(request, chat_key)
-    posted = await run_once(once, lambda: post(services, identity, chat_key, parts, person, once=once.name))
+    posted = await post(services, identity, chat_key, parts, person, once=once)
     completion = _Completion(posted, AnswerReader(request, services, hub))
     if body.stream:
         with_usage = bool(body.stream_options and body.stream_options.include_usage)

@@ -19,13 +19,11 @@ from nekro.extensions.openai.chats import (
     NO_RETRY,
     APIError,
     OpenAIRoute,
-    Posted,
     chosen_chat,
     has_many_chats,
     once_for,
     post,
     require_model,
-    run_once,
     stated_conversation,
     stated_person,
     transient_chat,
@@ -80,30 +78,23 @@ async def create_response(
     person, conversation = stated_person(request, body.person), stated_conversation(request)
     stated = (person, body.conversation_id or conversation)
     chat_key = await _chat_of(services, identity, body, x_nekro_chat, stated, response_id)
-
-    def row_of(posted: Posted) -> OpenAIResponse:
-        return OpenAIResponse(
-            id=response_id,
-            key_id=identity.key_id,
-            chat_key=chat_key,
-            turn_id=posted.turn_id,
-            previous_id=body.previous_response_id,
-            model=body.model,
-            is_background=bool(body.background),
-            stated=_stated(body),
-            created_at=posted.created_at,
-        )
-
-    async def work() -> Posted:
-        posted = await post(services, identity, chat_key, parts, person, once=once.name)
-        if body.store is not False:
-            async with services.database.begin() as transaction:
-                await transaction.openai_responses.add(row_of(posted))
-                size = ROW_BYTES + size_of(json.dumps(_stated(body)))
+    posted = await post(services, identity, chat_key, parts, person, once=once)
+    row = OpenAIResponse(
+        id=response_id,
+        key_id=identity.key_id,
+        chat_key=chat_key,
+        turn_id=posted.turn_id,
+        previous_id=body.previous_response_id,
+        model=body.model,
+        is_background=bool(body.background),
+        stated=_stated(body),
+        created_at=posted.created_at,
+    )
+    if body.store is not False:  # also by a repetition: the first request may have ended before this
+        async with services.database.begin() as transaction:
+            if await transaction.openai_responses.add(row):
+                size = ROW_BYTES + size_of(json.dumps(row.stated))
                 transaction.stored_bytes.add(identity.account_id, StoredKind.ROUNDS, size, refuses=False)
-        return posted
-
-    row = row_of(await run_once(once, work))
     if body.stream:
         return _stream(row, reader, after=-1)
     if body.background:

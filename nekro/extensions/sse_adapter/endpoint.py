@@ -14,6 +14,7 @@ import hmac
 import json
 import re
 import time
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
@@ -235,6 +236,19 @@ async def _receive(
     if message.is_self:
         return {"message": "a message of the agent itself is not received"}
     chat_key = f"{SSE_ADAPTER}-{message.channel_id}"
+    await services.refresh()
+    await services.intake.accept(
+        partial(_incoming, adapter, client, message, chat_key),
+        once_key=_once_key(chat_key, client, message),
+        issuer=SSE_ADAPTER,
+    )
+    return {"message": "the message was received"}
+
+
+async def _incoming(
+    adapter: SseAdapter, client: AdapterClient, message: ReceivedMessage, chat_key: str
+) -> IncomingMessage:
+    """Return a message of a platform; its files are stored."""
     text, segments = "", []
     for segment in message.segments:
         if isinstance(segment, TextSegment):
@@ -247,27 +261,21 @@ async def _receive(
             segments.append({"type": "at", "text": f"@{name}", **at})
         elif isinstance(segment, MediaSegment):
             segments.append(await adapter.files.store(segment, chat_key))
-    await services.refresh()
-    await services.intake.accept(
-        IncomingMessage(
-            chat_key=chat_key,
-            text=text,
-            user_id=message.from_id,
-            user_name=message.from_name,
-            nickname=message.from_nickname or "",
-            is_tome=message.is_to_me,
-            adapter_key=SSE_ADAPTER,
-            channel_id=message.channel_id,
-            channel_type="private" if message.channel_id.startswith("private_") else "group",
-            channel_name=message.channel_name or None,
-            platform_message_id=message.msg_id,
-            content_data=segments,
-            ext_data={"platform": message.platform_name or client.platform, "received_at": int(time.time())},
-        ),
-        once_key=_once_key(chat_key, client, message),
-        issuer=SSE_ADAPTER,
+    return IncomingMessage(
+        chat_key=chat_key,
+        text=text,
+        user_id=message.from_id,
+        user_name=message.from_name,
+        nickname=message.from_nickname or "",
+        is_tome=message.is_to_me,
+        adapter_key=SSE_ADAPTER,
+        channel_id=message.channel_id,
+        channel_type="private" if message.channel_id.startswith("private_") else "group",
+        channel_name=message.channel_name or None,
+        platform_message_id=message.msg_id,
+        content_data=segments,
+        ext_data={"platform": message.platform_name or client.platform, "received_at": int(time.time())},
     )
-    return {"message": "the message was received"}
 
 
 def _once_key(chat_key: str, client: AdapterClient, message: ReceivedMessage) -> str | None:

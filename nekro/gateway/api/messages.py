@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from http import HTTPStatus
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import JSONResponse
 
 from nekro.app.services import Services
 from nekro.gateway.dependencies import ChatKey, HubDep, IdentityDep, ServicesDep
 from nekro.gateway.forms import MESSAGE_BODY, open_message, store_files
-from nekro.gateway.idempotency import once_of
+from nekro.gateway.idempotency import REPLAYED, once_of
 from nekro.gateway.messages import post_message as post_to_chat
-from nekro.gateway.messages import sender_of, stored_content
+from nekro.gateway.messages import posted_message, sender_of, stored_content
 from nekro.gateway.operation_routes import route
 from nekro.gateway.streams.hub import EventHub, SlowReaderError
 from nekro.gateway.streams.turns import turn_end
@@ -25,7 +23,7 @@ from nekro.operations.actor import Scope
 from nekro.operations.admission import KeyFiles
 from nekro.operations.turns import read_turn
 from nekro_agent.ports import IncomingMessage
-from nekro_client.models import PostedMessage
+from nekro_client.models import PostedMessage, Turn
 
 __all__ = ["MOST_WAIT_SECONDS", "router"]
 
@@ -64,10 +62,10 @@ async def post_message(
         user_id = sender_of(identity, posted.body.user_id)
         once = await once_of(request, body=posted.digest)
 
-        async def work() -> PostedMessage:
+        async def message() -> IncomingMessage:
             files = await store_files(KeyFiles(services, identity, chat_key), posted.files)
             content = await stored_content(services, identity, chat_key, posted.parts, files=files)
-            message = IncomingMessage(
+            return IncomingMessage(
                 chat_key=chat_key,
                 text=content.text,
                 user_id=user_id,
@@ -75,10 +73,18 @@ async def post_message(
                 is_tome=posted.body.to_agent,
                 content_data=content.segments,
             )
-            return await post_to_chat(services, identity, message, once=once.name)
 
-        answer = await once.respond(work, status=HTTPStatus.ACCEPTED)
-    return await _with_turn(answer, services, hub, seconds=wait) if wait else answer
+        receipt = await post_to_chat(
+            services, identity, chat_key, message, once=once.name, digest=once.body_digest
+        )
+    answer = posted_message(services.file_ids, receipt)
+    headers = REPLAYED if receipt is not None and receipt.is_repetition else None
+    if wait and answer.turn_id is not None:
+        turn = await _ended_turn(services, hub, answer.turn_id, seconds=wait)
+        if turn is not None:
+            whole = answer.model_copy(update={"turn": turn})
+            return JsonAnswer(whole.model_dump(mode="json"), headers=headers)
+    return JsonAnswer(answer.model_dump(mode="json"), status_code=HTTPStatus.ACCEPTED, headers=headers)
 
 
 route(router, "GET", "/chats/{chat_key}/messages", messages.list_messages)
@@ -86,19 +92,11 @@ route(router, "POST", "/chats/{chat_key}/reset", chats.reset_chat)
 route(router, "POST", "/chats/{chat_key}/cancel", chats.cancel_chat)
 
 
-async def _with_turn(
-    answer: JSONResponse, services: Services, hub: EventHub, *, seconds: float
-) -> JSONResponse:
-    """Return the answer with the turn if it ends in time; else the answer."""
-    # Pydantic's parser of JSON refuses lone surrogates, which the message may contain.
-    posted = PostedMessage.model_validate(json.loads(bytes(answer.body)))
-    if posted.turn_id is None:
-        return answer
+async def _ended_turn(services: Services, hub: EventHub, turn_id: str, *, seconds: float) -> Turn | None:
+    """Return a turn that ends in time, or None."""
     try:
-        ended = await turn_end(hub, services.database, posted.turn_id, seconds=seconds)
+        ended = await turn_end(hub, services.database, turn_id, seconds=seconds)
     except SlowReaderError:
-        return answer
-    turn = await read_turn(services, posted.turn_id)
-    if ended is None and turn.finished_at is None:
-        return answer
-    return JsonAnswer(posted.model_copy(update={"turn": turn}).model_dump(mode="json"))
+        return None
+    turn = await read_turn(services, turn_id)
+    return None if ended is None and turn.finished_at is None else turn
