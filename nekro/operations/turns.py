@@ -12,10 +12,10 @@ from nekro.app.rounds.runs import listed_calls
 from nekro.broker.tracing import recorded_trace_id
 from nekro.operations.actor import Actor, Scope
 from nekro.operations.chats import require_chat
-from nekro.operations.jobs import job_answer
 from nekro.operations.messages import message_answer
 from nekro.operations.pages import Cursor, Limit, Param, number_of, page_of
 from nekro.operations.turn_states import RoundEvents, TurnEnd, awaited, by_round, turn_cause
+from nekro.operations.work import job_answer
 from nekro.sandbox.models import StopType
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NotFoundError

@@ -9,7 +9,7 @@ import pytest
 from runtime_bench import Bench, shutdown
 from waiting import eventually
 
-from nekro.operations.jobs import attempts_of
+from nekro.operations.work import attempts_of
 from nekro_agent.api.core import logger
 from nekro_agent.api.plugin import NekroPlugin, TaskCtl
 from nekro_agent.errors import MethodFailedError

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from nekro.app.catalogue import CatalogueReader, FleetCatalogue
-from nekro.app.timers import TimerChange, change_timer, timers_after
+from nekro.operations.work import TimerChange, change_stored_timer, timers_after
 from nekro.plugins.entries import PluginEntry, PluginStatus, digest_of
 from nekro_agent.errors import ConflictError
 from nekro_agent.methods import Lane
@@ -143,7 +143,7 @@ async def test_timers_with_callbacks_are_listed_while_their_worker_lives(databas
         assert before.keys() == {"other", "no_chat"}
         (timer,) = await timers_after(tx, "other", limit=9)
         with pytest.raises(ConflictError, match=r"plugin Ada\.a in the memory of worker one"):
-            await change_timer(tx, timer, TimerChange.DELETE)
+            await change_stored_timer(tx, timer, TimerChange.DELETE)
     async with database.autocommit() as tx:
         await tx.catalogue.leave("one")
     assert await listed(database) == [("t3", "two")]

@@ -207,7 +207,7 @@ def show_cancelled(job: Job, args: Args, deps: Deps) -> None:
 
 
 async def _log(args: Args, deps: Deps, settings: Settings) -> None:
-    from nekro.operations.jobs import job_log_answer
+    from nekro.operations.work import job_log_answer
 
     async with open_database(settings) as database:
         job = await _get(database, args.job_id)

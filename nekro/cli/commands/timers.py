@@ -24,7 +24,7 @@ from nekro.cli.services.database import open_database
 from nekro_agent.errors import UsageError
 
 if TYPE_CHECKING:
-    from nekro.app.timers import Timer
+    from nekro.operations.work import TimerRow
 
 __all__ = [
     "EPILOG",
@@ -109,15 +109,15 @@ def show_changed(timer: Mapping[str, Any], args: Args, deps: Deps) -> None:
         deps.output.words(f"{done} timer {timer['id']} of chat {timer['chat_key']}")
 
 
-async def _list(args: Args, settings: Settings) -> list[Timer]:
-    from nekro.app.timers import timers_after
+async def _list(args: Args, settings: Settings) -> list[TimerRow]:
+    from nekro.operations.work import timers_after
 
     async with open_database(settings) as database, database.read() as transaction:
         return await timers_after(transaction, args.chat_key, limit=args.limit)
 
 
-async def _change(args: Args, settings: Settings) -> Timer:
-    from nekro.app.timers import TimerChange, change_timer, id_of, timers_after
+async def _change(args: Args, settings: Settings) -> TimerRow:
+    from nekro.operations.work import TimerChange, change_stored_timer, id_of, timers_after
     from storage.database_clock import follow_database_clock
 
     async with open_database(settings) as database:
@@ -126,7 +126,7 @@ async def _change(args: Args, settings: Settings) -> Timer:
             found = await timers_after(transaction, args.chat_key, limit=args.limit)
             timers = {id_of(timer): timer for timer in found}
             timer = timers[chosen(timers, args)]
-            return await change_timer(transaction, timer, TimerChange(args.action))
+            return await change_stored_timer(transaction, timer, TimerChange(args.action))
 
 
 def chosen(ids: Iterable[str], args: Args) -> str:
@@ -134,9 +134,9 @@ def chosen(ids: Iterable[str], args: Args) -> str:
     return chosen_id(ids, str(args.timer_id), noun="timer", listing="nekro timers")
 
 
-def describe(timer: Timer) -> dict[str, Any]:
+def describe(timer: TimerRow) -> dict[str, Any]:
     """Return one timer as ``--json`` prints it."""
-    from nekro.operations.timers import timer_answer
+    from nekro.operations.work import timer_answer
 
     return timer_answer(timer).model_dump()
 

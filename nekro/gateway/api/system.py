@@ -11,7 +11,7 @@ from nekro.base.metrics import start_metrics
 from nekro.gateway.dependencies import IdentityDep, ServicesDep
 from nekro.gateway.operation_routes import route
 from nekro.gateway.web.bodies import KeyedRoute
-from nekro.operations import approvals, catalogue, costs, fleet, jobs, keys, timers
+from nekro.operations import approvals, catalogue, costs, fleet, keys, work
 from nekro.operations.actor import RefusedError, Scope
 
 __all__ = ["ROUTERS", "probe_router"]
@@ -36,15 +36,15 @@ route(_catalogue, "POST", "/plugins/{plugin_key}/enable", catalogue.enable_plugi
 route(_catalogue, "POST", "/plugins/{plugin_key}/disable", catalogue.disable_plugin)
 
 _work = _router("work")
-route(_work, "GET", "/jobs", jobs.list_jobs)
-route(_work, "GET", "/jobs/{job_id}", jobs.get_job)
-route(_work, "GET", "/jobs/{job_id}/log", jobs.get_job_log)
-route(_work, "POST", "/jobs/{job_id}/retry", jobs.retry_job, status=HTTPStatus.CREATED)
-route(_work, "POST", "/jobs/{job_id}/cancel", jobs.cancel_job)
-route(_work, "POST", "/jobs/{job_id}/signals", jobs.signal_job, status=HTTPStatus.ACCEPTED)
-route(_work, "GET", "/timers", timers.list_timers)
-route(_work, "PATCH", "/timers/{timer_id}", timers.change_timer)
-route(_work, "DELETE", "/timers/{timer_id}", timers.delete_timer)
+route(_work, "GET", "/jobs", work.list_jobs)
+route(_work, "GET", "/jobs/{job_id}", work.get_job)
+route(_work, "GET", "/jobs/{job_id}/log", work.get_job_log)
+route(_work, "POST", "/jobs/{job_id}/retry", work.retry_job, status=HTTPStatus.CREATED)
+route(_work, "POST", "/jobs/{job_id}/cancel", work.cancel_job)
+route(_work, "POST", "/jobs/{job_id}/signals", work.signal_job, status=HTTPStatus.ACCEPTED)
+route(_work, "GET", "/timers", work.list_timers)
+route(_work, "PATCH", "/timers/{timer_id}", work.change_timer)
+route(_work, "DELETE", "/timers/{timer_id}", work.delete_timer)
 
 _fleet = _router("operations")
 route(_fleet, "GET", "/workers", fleet.list_workers)

@@ -26,7 +26,7 @@ from nekro.app.services import Services
 from nekro.base.plain import encodable
 from nekro.extensions.mcp.server.callers import Caller
 from nekro.extensions.mcp.server.results import Report, data_result, text_of
-from nekro.operations import jobs
+from nekro.operations import work
 from nekro.operations.actor import Scope
 from nekro.operations.chats import require_chat
 from nekro.operations.messages import list_messages
@@ -70,7 +70,7 @@ async def show(services: Services, caller: Caller, job_id: str | None) -> CallTo
     caller.identity.require(Scope.READ, chat_key=caller.chat_key)
     if job_id is not None:
         return (await _seen(services, caller, job_id)).result
-    page = await jobs.list_jobs(caller.actor(services), chat_key=caller.chat_key, limit=_MOST_SHOWN)
+    page = await work.list_jobs(caller.actor(services), chat_key=caller.chat_key, limit=_MOST_SHOWN)
     found = [job.model_dump(mode="json") for job in page.items]
     return data_result({"jobs": found}, "\n".join(map(_line, page.items)) or "the chat has no jobs")
 
@@ -99,7 +99,7 @@ async def wait_for(
 
 async def cancel(services: Services, caller: Caller, job_id: str) -> CallToolResult:
     """Cancel a job."""
-    return _result(await jobs.cancel_job(caller.actor(services), job_id))
+    return _result(await work.cancel_job(caller.actor(services), job_id))
 
 
 class _Seen(NamedTuple):
@@ -113,7 +113,7 @@ class _Seen(NamedTuple):
 
 async def _seen(services: Services, caller: Caller, job_id: str) -> _Seen:
     try:
-        job = await jobs.get_job(caller.actor(services), job_id)
+        job = await work.get_job(caller.actor(services), job_id)
     except NotFoundError:
         async with services.database.read() as transaction:
             approval = await transaction.approvals.of_call(job_id)
@@ -255,7 +255,7 @@ async def read_resource(services: Services, caller: Caller, uri: str) -> ReadRes
         chat = await _chat(services, caller, match[1])
         return await asyncio.to_thread(_content, services, chat, uri, _plain(match[2]))
     if match := _JOB.fullmatch(uri):
-        job = await jobs.get_job(caller.actor(services), _plain(match[1]))
+        job = await work.get_job(caller.actor(services), _plain(match[1]))
         return _text(uri, job.model_dump(mode="json"))
     raise NotFoundError(f"there is no resource {uri[:500]!r}")
 
