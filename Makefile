@@ -84,13 +84,14 @@ test-extended: install mcp-servers openai-clients ## Run the tests that take lon
 test-all: test test-extended ## Run both.
 
 # Directories and files without a test that depends on the interpreter: of measurements, the console's scripts,
-# manifests, pages, and the text of modules. Elsewhere such tests are marked one_python: they read large patterns,
-# tables of what endpoints and peers send, or the text of modules.
+# manifests, pages, the text of modules, and limits of sandboxes that the kernel enforces. Elsewhere such tests are
+# marked one_python: they read large patterns, tables of what endpoints and peers send, or the text of modules.
 STATIC := $(addprefix --ignore=tests/,bench console deploy docs test_layers.py test_lines_of_others.py \
-	test_log_events.py test_private_uses.py)
+	test_log_events.py test_private_uses.py $(addprefix sandbox/test_sandbox_,area_images.py attacks_limits.py \
+	cgroups.py kernel_limits.py))
 
 # Of each Python, as they run at the same time.
-PYTHON_PROCESSES ?= 4
+PYTHON_PROCESSES ?= 3
 
 test-pythons: install ## Run the default tests on each other CPython of this machine (3.11 to 3.14), without those of files and pages.
 	@scripts/test-pythons --processes $(PYTHON_PROCESSES) -m 'not slow and not extended and not one_python' $(STATIC) $(PYTEST_ARGS)

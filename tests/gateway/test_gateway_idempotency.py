@@ -215,6 +215,8 @@ def dead_letter(services: Services) -> str:
     return invocation.call_id
 
 
+# One kind: the tests below keep, renew, lose and end the rows of requests on both.
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True, scope="module")
 async def test_every_post_runs_once_per_idempotency_key(
     gateway: tuple[httpx.AsyncClient, Services],
 ) -> None:

@@ -143,7 +143,10 @@ async def test_the_key_that_started_a_turn_pays_with_its_own_limits(open_bench: 
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("measure", ["rounds=12", "tokens=60000", "cost=60"])
+@pytest.mark.parametrize(
+    ("kind", "measure"),
+    [("sqlite", "rounds=12"), ("sqlite", "tokens=60000"), ("sqlite", "cost=60"), ("postgres", "cost=60")],
+)
 async def test_fifty_rounds_at_once_do_not_exceed_a_budget(
     open_bench: OpenBench, kind: str, measure: str
 ) -> None:
