@@ -462,7 +462,7 @@ TURN_TERMS: Final = Table(
         primary_key=True,
         autoincrement=False,
     ),
-    # As of ``storage.listings.chats``.
+    # See ``storage.listings.chats``.
     Column("term", KeyText(), primary_key=True),
     # When the turn was requested.
     Column("requested_at", UtcDateTime(), nullable=False),

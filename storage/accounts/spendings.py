@@ -105,7 +105,7 @@ class NewSpending:
     #: ISO date (UTC).
     day: str
     chat_key: str | None = None
-    #: As of ``user_scope``.
+    #: See ``user_scope``.
     user_id: str | None = None
     key_id: str | None = None
     turn_id: str | None = None
