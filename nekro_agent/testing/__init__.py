@@ -7,7 +7,8 @@
             assert world.messages.sent[0].text == "…"
 
 Import this module before the plugin if the plugin uses names of the reference that do not
-exist here. Background jobs run as tasks of the test's loop; nothing else differs from a worker.
+exist here. Background jobs run as tasks of the test's loop, the test fires timers, and messages of people
+run no hooks.
 """
 
 from __future__ import annotations

@@ -63,6 +63,8 @@ class InMemoryRuntime:
         # Also if the block is never entered.
         self._cleanup.callback(weakref.finalize(self, shutil.rmtree, own, ignore_errors=True))
         root = data_dir or own / "data"
+        if data_dir is None:
+            root.mkdir()
         store_policy = store_policy or StorePolicy()
         triggers = RecordedTriggers()
         firings = TimerFirings(triggers)
