@@ -1,4 +1,6 @@
-"""Imports one plugin from its source; an error is returned with its reason and a suggested fix."""
+"""Imports one plugin from its source; an error is returned with its reason and a suggested fix.
+
+The fix names the distribution of a missing module, whose name may differ from that of the module."""
 
 from __future__ import annotations
 
@@ -26,7 +28,6 @@ from packaging.utils import canonicalize_name
 
 from nekro.plugins import onebot
 from nekro.plugins.discovery import Source, SourceKind
-from nekro.plugins.distributions import distribution_of
 from nekro_agent import placeholders, runtime
 from nekro_agent.commands.registration import kept
 from nekro_agent.core.logger import get_sub_logger
@@ -35,14 +36,116 @@ from nekro_agent.packages import contexts
 from nekro_agent.packages.contexts import NAMESPACE, PluginImports
 from nekro_agent.plugin import NekroPlugin
 
-__all__ = ["SHIPPED", "Imported", "import_entry_point", "import_plugin"]
+__all__ = [
+    "SHIPPED",
+    "Imported",
+    "distribution_of",
+    "import_entry_point",
+    "import_plugin",
+]
+
+
+#: Top-level module, or module of a namespace package → distribution.
+_DISTRIBUTIONS: Final = {
+    "Crypto": "pycryptodome",
+    "Cryptodome": "pycryptodomex",
+    "MySQLdb": "mysqlclient",
+    "OpenSSL": "pyOpenSSL",
+    "PIL": "Pillow",
+    "Xlib": "python-xlib",
+    "attr": "attrs",
+    "azure.identity": "azure-identity",
+    "azure.storage.blob": "azure-storage-blob",
+    "barcode": "python-barcode",
+    "bilibili_api": "bilibili-api-python",
+    "bs4": "beautifulsoup4",
+    "bson": "pymongo",
+    "cairo": "pycairo",
+    "chinese_calendar": "chinesecalendar",
+    "cpuinfo": "py-cpuinfo",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "discord": "discord.py",
+    "dns": "dnspython",
+    "docx": "python-docx",
+    "dotenv": "python-dotenv",
+    "engineio": "python-engineio",
+    "faiss": "faiss-cpu",
+    "ffmpeg": "ffmpeg-python",
+    "fitz": "PyMuPDF",
+    "gi": "PyGObject",
+    "git": "GitPython",
+    "github": "PyGithub",
+    "gitlab": "python-gitlab",
+    "google.cloud.storage": "google-cloud-storage",
+    "google.genai": "google-genai",
+    "google.generativeai": "google-generativeai",
+    "google.oauth2": "google-auth",
+    "google.protobuf": "protobuf",
+    "googleapiclient": "google-api-python-client",
+    "grpc": "grpcio",
+    "haystack": "haystack-ai",
+    "jose": "python-jose",
+    "jpype": "JPype1",
+    "jwt": "PyJWT",
+    "ldap": "python-ldap",
+    "llama_cpp": "llama-cpp-python",
+    "lunar_python": "lunar-python",
+    "magic": "python-magic",
+    "markdown_it": "markdown-it-py",
+    "mem0": "mem0ai",
+    "memcache": "python-memcached",
+    "multipart": "python-multipart",
+    "mysql.connector": "mysql-connector-python",
+    "nacl": "PyNaCl",
+    "odf": "odfpy",
+    "paho.mqtt": "paho-mqtt",
+    "pkg_resources": "setuptools",
+    "playhouse": "peewee",
+    "pptx": "python-pptx",
+    "psycopg2": "psycopg2-binary",
+    "qdrant_client": "qdrant-client",
+    "readability": "readability-lxml",
+    "ruamel": "ruamel.yaml",
+    "serial": "pyserial",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "slugify": "python-slugify",
+    "socketio": "python-socketio",
+    "socks": "PySocks",
+    "speech_recognition": "SpeechRecognition",
+    "talib": "TA-Lib",
+    "tavily": "tavily-python",
+    "telegram": "python-telegram-bot",
+    "tencentcloud": "tencentcloud-sdk-python",
+    "usb": "pyusb",
+    "vlc": "python-vlc",
+    "volcenginesdkarkruntime": "volcengine-python-sdk",
+    "websocket": "websocket-client",
+    "wx": "wxPython",
+    "yaml": "PyYAML",
+    "zmq": "pyzmq",
+}
+
+
+def distribution_of(module: str) -> str:
+    """Return the distribution to install for a module; its top-level name unless another one is known."""
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        known = _DISTRIBUTIONS.get(".".join(parts[:length]))
+        if known is not None:
+            return known
+    return parts[0]
+
 
 SHIPPED: Final = "plugin_pkgs"
 #: Failed imports that an error names.
 _MAX_FAILURES: Final = 3
 #: What plugins use to connect to a Qdrant server themselves.
 _OF_QDRANT_SERVERS: Final = ("get_qdrant_config", "QDRANT_URL")
+
 _OUR_DISTRIBUTION: Final = "nekro-workers"
+
 _EXTRA: Final = "plugins"
 
 _log = get_sub_logger("loader")
