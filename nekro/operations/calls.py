@@ -6,19 +6,15 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from nekro.app import use_cases
 from nekro.app.calls.records import value_of
 from nekro.app.catalogue import is_command, listed_commands
-from nekro.app.chats.attachments import FileIds
-from nekro.app.chats.files import ChatFiles
-from nekro.app.rounds.runs import CodeReport
 from nekro.base.plain import to_json_value
 from nekro.operations.actor import Actor, Scope
 from nekro.operations.admission import begin_paying, require_rounds_worker
 from nekro.operations.messages import file_info
-from nekro.wire.invocation import Envelope
 from nekro_agent.commands.schemas import CommandExecutionContext
 from nekro_agent.commands.schemas import CommandResponse as PluginResponse
 from nekro_agent.errors import NotFoundError, UsageError
@@ -34,7 +30,13 @@ from nekro_client.models import (
     RunBody,
     TurnError,
 )
-from storage.accounts.approvals import Approval
+
+if TYPE_CHECKING:
+    from nekro.app.chats.attachments import FileIds
+    from nekro.app.chats.files import ChatFiles
+    from nekro.app.rounds.runs import CodeReport
+    from nekro.wire.invocation import Envelope
+    from storage.accounts.approvals import Approval
 
 __all__ = ["call_method", "list_commands", "run_answer", "run_code", "run_command"]
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from nekro.app import use_cases
-from nekro.app.rounds.stop import StoppedRounds
 from nekro.operations.actor import Actor, Identity, Scope
 from nekro.operations.pages import Cursor, Limit, Moment, Param, cursor_of, place_of, place_text
 from nekro_agent.errors import NotFoundError
@@ -26,9 +25,12 @@ from nekro_client.models import (
     StoppedRound,
 )
 from storage.listings.chats import ChatListing, ListedChat
-from storage.repositories.messages import Message
-from storage.repositories.rounds import Round
-from storage.transaction import Transaction
+
+if TYPE_CHECKING:
+    from nekro.app.rounds.stop import StoppedRounds
+    from storage.repositories.messages import Message
+    from storage.repositories.rounds import Round
+    from storage.transaction import Transaction
 
 __all__ = [
     "cancel_chat",
