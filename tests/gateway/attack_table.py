@@ -496,7 +496,7 @@ OTHERS: Final = (
     ("tens of thousands of messages of the user, or parts of one, in a completion", "400 `invalid_value`", "test_gateway_costly_requests.py"),
     ("an MCP subscription whose key is revoked", "it ends", "test_mcp_server.py"),
     ("more than 1,000 characters of words to look for in the methods, over MCP", "an error", "test_mcp_server.py"),
-    ("a long body of which a few bytes arrive at a time", "408 `body_too_slow`", "test_gateway_attacks.py"),
+    ("a long body that arrives a few bytes at a time", "408 `body_too_slow`", "test_gateway_attacks.py"),
     ("a client that takes nothing of a file, a list or the answers to many requests", "its connection is reset", "test_gateway_attacks.py"),
     ("a webhook that needs a key, without one and without its body", "401 `key_invalid`", "test_plugin_http.py"),
     ("a stream of a completion or response whose key is revoked", "it ends; the turn goes on", "test_gateway_stream_limits.py"),

@@ -15,7 +15,7 @@ from nekro.cli.services.database import open_writers
 from nekro_agent.errors import ServiceError
 
 if TYPE_CHECKING:
-    from nekro.app.rounds.stop import StoppedRounds
+    from nekro_client.models import Reset
 
 __all__ = [
     "EPILOG",
@@ -56,8 +56,7 @@ class Args:
 
 def run(args: Args, deps: Deps) -> int:
     """Stop the chat's rounds."""
-    report = run_async(_stop(args, deps.load_settings()))
-    show({name: _rounds(report, name) for name in ("cancelled", "stopped", "still_running")}, args, deps)
+    show(run_async(_cancel(args, deps.load_settings())).model_dump(), args, deps)
     return 0
 
 
@@ -88,19 +87,14 @@ def _show_cancelled(described: Mapping[str, Sequence[Mapping[str, Any]]], args: 
         deps.output.words(f"no round waits or runs in chat {args.chat_key}")
 
 
-async def _stop(args: Args, settings: Settings) -> StoppedRounds:
+async def _cancel(args: Args, settings: Settings) -> Reset:
+    from nekro.operations.actor import LOCAL, Actor
+    from nekro.operations.chats import cancel_chat
+
     # No services are started: the request is a row, which the worker that runs the round reads.
     async with open_writers(settings) as services:
-        return await services.stopper.stop(
-            args.chat_key, reason="cancelled on request", wait_seconds=args.seconds
-        )
-
-
-def _rounds(report: StoppedRounds, name: str) -> list[dict[str, object]]:
-    return [
-        {"id": item.id, "number": item.number, "state": item.state.value, "worker": item.worker}
-        for item in getattr(report, name)
-    ]
+        actor = Actor(services=services, identity=LOCAL)
+        return await cancel_chat(actor, args.chat_key, wait=args.seconds)
 
 
 def run_over_gateway(args: Args, deps: Deps) -> int:
