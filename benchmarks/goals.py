@@ -98,7 +98,6 @@ def goals_of(found: dict[str, Any]) -> list[Goal]:
             Goal(title=f"store, {name} / bare driver", ratio=spread(ratios), limit=1.3)
             for name, ratios in found["kv"]["ratios"].items()
         ),
-        Goal(title="TOOL call, kept as events / not kept", ratio=spread(found["kept"]["call"]), limit=1.1),
         _in_calls(
             "worker's start to its first answer",
             [turn["start_seconds"] for turn in ours],
@@ -188,7 +187,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             )["p50_ratios"],
             "waiting": _run("waiting_calls", *(("--repetitions", "1") if options.quick else ())),
             "follow_up": _run("follow_up", "--turns", "2" if options.quick else "15"),
-            "kept": _run("kept_calls", *(("--pairs", "2", "--calls", "50") if options.quick else ())),
             "kv": _run("kv_costs", *(("--repetitions", "2", "--count", "50") if options.quick else ())),
         }
     except subprocess.CalledProcessError as exc:

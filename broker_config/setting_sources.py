@@ -151,6 +151,7 @@ _OLD_VALUES: Final = {
 
 #: What replaces each, or the value that is now fixed.
 REMOVED_SETTINGS: Final = {
+    "NEKRO_AGENT__TOOL_CALL_SHARE": "the calls of all turns are kept as events",
     "NEKRO_BROKER__SENTINEL_USERNAME": "the Sentinels are asked as their default user",
     "NEKRO_BROKER__CONNECT_TIMEOUT_SECONDS": "NEKRO_BROKER__SOCKET_TIMEOUT_SECONDS: connecting may take 40 %",
     "NEKRO_RESULTS__EXPIRES_SECONDS": "results are kept for an hour",

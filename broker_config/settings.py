@@ -71,7 +71,7 @@ from broker_config.setting_sources import (
     named_by_file,
     renamed_group,
 )
-from broker_config.urls import AMQP_SCHEMES, REDIS_SCHEMES, SOCKET_SCHEMES, passwords_of
+from broker_config.urls import AMQP_SCHEMES, REDIS_SCHEMES, passwords_of
 from nekro.base.release import extension_names
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import SettingsError
@@ -109,8 +109,6 @@ TEST_PREFIX = "NEKRO_TEST_"
 CLIENT_VARIABLES: Final = frozenset({"NEKRO_URL", "NEKRO_KEY"})
 #: Least time limit of a connection attempt: a lost packet is sent again after 1 s.
 CONNECT_SECONDS: Final = 2.0
-#: Share of turns whose TOOL calls a fleet keeps as events: enough to see what is usual.
-FLEET_TOOL_CALL_SHARE: Final = 0.1
 
 
 def _split_list(value: object) -> object:
@@ -543,14 +541,6 @@ class AgentSettings(AgentLimits):
         description="Rounds that one trigger may cause; a worker runs as many of one chat before it lets "
         "others take the chat.",
     )
-    tool_call_share: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="Share of the turns whose calls of TOOL methods are kept as events, for streams and the "
-        "console; a turn keeps all of them or none. Other calls always are. The same for all workers. Unset "
-        "means all (1) with a broker on a Unix socket, as that of `nekro up`, and a tenth (0.1) in a fleet.",
-    )
     keep_prompts: bool = Field(
         False,
         description="Whether what each round sends to the model is stored, for the console, "
@@ -901,14 +891,6 @@ class Settings(BaseSettings):
     def visibility_timeout(self) -> timedelta:
         """How long an unrenewed delivery stays with its worker."""
         return timedelta(seconds=self.broker.visibility_timeout_seconds)
-
-    @property
-    def tool_call_share(self) -> float:
-        """Share of the turns whose TOOL calls are kept, 0 to 1: as set, else by where the broker is."""
-        if self.agent.tool_call_share is not None:
-            return self.agent.tool_call_share
-        is_one_machine = self.broker.url is None or urlsplit(self.broker.url).scheme in SOCKET_SCHEMES
-        return 1.0 if is_one_machine else FLEET_TOOL_CALL_SHARE
 
     def secret_values(self) -> tuple[str, ...]:
         """Every configured secret as plain text, for redaction; never log this."""

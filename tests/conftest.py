@@ -386,8 +386,6 @@ def make_settings(tmp_path: Path, redis_url: str) -> Callable[..., Settings]:
         values: dict[str, Any] = {
             "data_dir": tmp_path / "data",
             "broker": {"url": redis_url, "key_prefix": f"t{uuid.uuid4().hex}:"},
-            # As on one machine: the streams of tests show the TOOL calls of each turn.
-            "agent": {"tool_call_share": 1},
             "security": {"signing_key": "test-signing-key"},
         }
         for name, value in overrides.items():

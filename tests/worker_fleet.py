@@ -314,8 +314,6 @@ def build_fleet(
         "database": {"url": database_url, "pool_timeout_seconds": WAIT_SECONDS},
         "security": {"signing_key": "test-signing-key"},
         "workers": {"drain_seconds": 10},
-        # As on one machine: streams and pages of tests show the TOOL calls of each turn.
-        "agent": {"tool_call_share": 1},
     }
     for name, value in overrides.items():
         values[name] = {**values.get(name, {}), **value} if isinstance(value, dict) else value

@@ -72,7 +72,6 @@ class RoundsService:
             ),
             budgets=RoundBudgets(services.spending, settings),
             settings=settings.agent,
-            tool_call_share=settings.tool_call_share,
             owner=services.node,
             slots=slots,
             is_stopping=is_stopping,

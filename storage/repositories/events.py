@@ -32,7 +32,8 @@ from storage.tables import CHAT_EVENTS, CHATS
 
 __all__ = ["TOOLS_NOT_KEPT", "ChatEvent", "EventRepository", "NewEvent"]
 
-#: Begins the data of ``code.ready`` in a turn whose TOOL calls are not kept as events.
+#: Begins the data of ``code.ready`` in a turn whose TOOL calls are not kept as events. Workers of 0.2.0
+#: keep those of a share of turns.
 TOOLS_NOT_KEPT: Final = {"tool_calls_kept": False}
 
 #: All rows of an INSERT are one parameter, a JSON array of arrays. A parameter per value would take several

@@ -65,7 +65,6 @@ def figures() -> dict[str, Any]:
             "taskiq_seconds": [0.001, 0.003],
         },
         "follow_up": {"seconds": [0.01, 0.02, 0.03], "taskiq_seconds": [0.002, 0.002]},
-        "kept": {"call": [1.05, 1.2, 1.3]},
         "kv": {"ratios": {"sqlite normal get, one by one": [1.2, 1.4]}},
     }
 
@@ -82,7 +81,6 @@ def test_goals_in_seconds_are_multiples_of_taskiqs_calls() -> None:
         "their worker, MB": True,
         "AGENT result to next request, p50, in taskiq's calls": False,
         "store, sqlite normal get, one by one / bare driver": True,
-        "TOOL call, kept as events / not kept": False,
         "worker's start to its first answer, in taskiq's calls": True,
     }
     waiting = goals["10,000 calls that wait 1 s, in taskiq's calls"]
@@ -105,7 +103,6 @@ def test_an_unmeasured_goal_is_not_reached() -> None:
         "sandbox, calls/s / taskiq's, two workers each",
         "their worker, MB",
         "AGENT result to next request, p50, in taskiq's calls",
-        "TOOL call, kept as events / not kept",
     ]
     (line,) = [line for line in as_text(goals_of(found)).splitlines() if "two workers" in line]
     assert line.split("workers each")[1].split() == ["-", "≥", "1.5", "not", "reached"]

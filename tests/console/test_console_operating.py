@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,7 +13,9 @@ import pytest
 import redis
 from code_model import UNREPORTED
 from console_world import PHONE, Console, Watched
+from sqlalchemy import make_url
 from trace_collector import Collector
+from waiting import WAIT_SECONDS
 
 from broker_config.app import create_app
 from broker_config.keys import Keys
@@ -19,12 +23,12 @@ from nekro.broker.delivery.messages import CallMessage
 from nekro.broker.delivery.transport import DELIVERIES_HEADER
 from nekro.broker.publishing import encode_message
 from nekro.wire.invocation import Invocation, Signer, new_id
+from nekro_agent.methods import SandboxMethodType
 
 pytestmark = pytest.mark.extended
 
 SETTINGS = {
     "tracing": {"enabled": True, "url_template": "http://127.0.0.1:9/traces/{trace_id}?view=<b>turn"},
-    "agent": {"tool_call_share": 0},
     "budgets": {"chat": {"rounds": 2, "cost": 1.0}, "day": {"tokens": 1_000_000}},
 }
 
@@ -136,14 +140,35 @@ def test_a_turn_links_to_its_trace(
     assert collector.of_trace(bytes.fromhex(trace))
 
 
+def drop_tool_calls(console: Console, turn_id: str) -> None:
+    """Make the events of a turn those of a worker of 0.2.0 that kept no calls of tools."""
+    path = make_url(console.fleet.settings.database.url or "").database
+    assert path is not None
+    with contextlib.closing(sqlite3.connect(path, timeout=WAIT_SECONDS)) as database, database:
+        database.execute(
+            """UPDATE chat_events SET data = '{"tool_calls_kept": false, ' || substr(data, 2)
+            WHERE turn_id = ? AND type = 'code.ready'""",
+            (turn_id,),
+        )
+        database.execute(
+            """DELETE FROM chat_events WHERE turn_id = ? AND type LIKE 'call.%'
+            AND json_extract(data, '$.type') = ?""",
+            (turn_id, SandboxMethodType.TOOL.value),
+        )
+
+
 def test_a_turn_whose_tool_calls_are_not_kept_says_so(console: Console, turn: dict[str, Any]) -> None:
     note = "Calls of tools are kept for a share of the turns."
+    drop_tool_calls(console, turn["id"])
     with console.window() as window:
         page = window.go(f"#/turns/{turn['id']}")
         page.locator(".call", has_text="weigh").wait_for()
         assert page.locator(".round", has_text=note).count() == 2
         assert "carrots" not in page.locator(".call", has_text="weigh").inner_text()
         live = console.say("sampled", "Wait.", "simmer(600)")
+        window.go(f"#/turns/{live}").locator(".call", has_text="simmer").wait_for()
+        drop_tool_calls(console, live)
+        window.go("#/chats")
         page = window.go(f"#/turns/{live}")
         page.get_by_text(note).wait_for()
         assert console.turn(live)["state"] == "running"

@@ -43,7 +43,6 @@ def fresh_fleet(
         broker={"url": redis_server.url, "key_prefix": f"t{uuid.uuid4().hex}:"},
         database=migrated_copy(request.param),
         security={"signing_key": "test-signing-key"},
-        agent={"tool_call_share": 1},
         plugins={"dirs": (PLUGINS,)},
     )
     fleet = Fleet(settings, tmp_path)

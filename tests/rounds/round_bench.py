@@ -151,7 +151,6 @@ class Bench:
             ),
             budgets=RoundBudgets(services.spending, settings),
             settings=settings.agent,
-            tool_call_share=settings.tool_call_share,
             owner=owner,
             slots=slots,
             is_stopping=is_stopping,

@@ -95,7 +95,6 @@ class RoundDrain:
         inputs: RoundInputs,
         budgets: RoundBudgets,
         settings: AgentSettings,
-        tool_call_share: float,
         owner: str,
         slots: int = 1,
         is_stopping: Callable[[], bool] = lambda: False,
@@ -105,7 +104,6 @@ class RoundDrain:
         """Create the drain.
 
         Args:
-            tool_call_share: share of turns whose TOOL calls are kept as events, 0 to 1.
             slots: number of drains that this process runs concurrently; the drain that takes the last
                 slot releases its chat after each round.
             is_stopping: whether this process is stopping; then every drain releases its chat.
@@ -120,7 +118,6 @@ class RoundDrain:
         self._inputs = inputs
         self._budgets = budgets
         self._settings = settings
-        self._tool_call_share = tool_call_share
         self._owner = owner
         self._slots = slots
         self._is_stopping = is_stopping
@@ -203,7 +200,6 @@ class RoundDrain:
                 self._publisher,
                 claimed.round,
                 fence=lease.fence,
-                tool_call_share=self._tool_call_share,
                 keeps_prompts=self._settings.keep_prompts,
                 redact=self._redact,
             )

@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import cached_property, partial
-from hashlib import sha256
 from typing import Any, Final
 
 from loguru import logger
@@ -29,12 +28,11 @@ from nekro.sandbox.models import StubCall
 from nekro.wire.invocation import Envelope
 from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import FencedError, StorageError
-from nekro_agent.methods import SandboxMethodType
 from nekro_agent.shared_clock import shared_time
 from nekro_client.event_types import EventType
 from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.engine import Database
-from storage.repositories.events import TOOLS_NOT_KEPT, NewEvent
+from storage.repositories.events import NewEvent
 from storage.repositories.rounds import Round
 from storage.states import StoredKind
 from storage.transaction import Transaction
@@ -77,7 +75,6 @@ class RoundEvents:
         round_: Round,
         *,
         fence: int,
-        tool_call_share: float = 1,
         keeps_prompts: bool = False,
         redact: Callable[[str], str] = str,
     ) -> None:
@@ -85,7 +82,6 @@ class RoundEvents:
 
         Args:
             fence: fencing token of the chat's lease.
-            tool_call_share: share of turns whose TOOL calls are kept, 0 to 1.
             keeps_prompts: whether what is sent to the model is stored.
             redact: removes secrets and host paths from arguments, results and prompts.
         """
@@ -93,7 +89,6 @@ class RoundEvents:
         self._publisher = publisher
         self._round = round_
         self._fence = fence
-        self._keeps_tools = _is_chosen(round_.turn_id, tool_call_share)
         self._redact = redact
         self._keeps_prompts = keeps_prompts
         #: As ``PromptRepository.keep`` takes it, until it is written.
@@ -164,8 +159,6 @@ class RoundEvents:
         self._answer.flush()
         self.settle_words(None)
         data = {
-            # First, where the database finds it.
-            **({} if self._keeps_tools else TOOLS_NOT_KEPT),
             "code": code,
             "model": llm.model,
             "group": llm.group,
@@ -186,8 +179,6 @@ class RoundEvents:
 
     def call_started(self, entry: MethodEntry, call: StubCall, *, lane: str) -> None:
         """A call is about to be sent."""
-        if not self._keeps(entry.type):
-            return
         data: dict[str, Any] = {"method": entry.task, "type": entry.type.value, "lane": lane}
         if call.line is not None:
             data["line"] = call.line
@@ -196,8 +187,6 @@ class RoundEvents:
 
     def call_ended(self, call: CallRecord, envelope: Envelope | None) -> None:
         """A call has ended, or its caller waits no longer."""
-        if not self._keeps(call.type):
-            return
         data: dict[str, Any] = {
             "method": call.method,
             "type": call.type.value,
@@ -213,9 +202,6 @@ class RoundEvents:
         elif envelope is not None and envelope.text is not None:
             data["value"] = self._redact(envelope.text)[:_MOST_BYTES]
         self._add(EventType.CALL_ENDED, call_id=call.call_id, data=data, values=values)
-
-    def _keeps(self, kind: SandboxMethodType) -> bool:
-        return self._keeps_tools or kind is not SandboxMethodType.TOOL
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
@@ -321,11 +307,6 @@ class RoundEvents:
     def _publish_live(self, kind: EventType, data: dict[str, Any]) -> None:
         event = live_event(kind, data, turn_id=self._round.turn_id, round_id=self._round.id)
         self._publisher.live(self._round.chat_key, event)
-
-
-def _is_chosen(turn_id: str, share: float) -> bool:
-    """Whether a turn is among a share of all: always the same turns, so that its rounds agree."""
-    return share >= 1 or int.from_bytes(sha256(turn_id.encode()).digest()[:4]) < share * 2**32
 
 
 def _state_of(call: CallRecord) -> str:
