@@ -5,7 +5,7 @@ holds a lease on the row. If it dies or stops in between, or an error leaves ope
 effect, the next repetition runs the request again, and the effect itself is single by ``Once.name``; a
 request whose effect has no such name ends with ``outcome_unknown`` then.
 
-A message needs no such row: it is unique itself (``nekro.gateway.messages.post_message``).
+A message needs no such row: it is unique itself (``nekro.operations.posting.post_message``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nekro.app.leases import REQUEST, HeldLease, LeaseKeeper
 from nekro.gateway.dependencies import identity_of
 from nekro.gateway.problems import PROBLEM_TYPE, problem_of, status_of
 from nekro.gateway.web.responses import JsonAnswer
-from nekro.operations.actor import RefusedError
+from nekro.operations.actor import RefusedError, key_reused
 from nekro.wire.invocation import new_id
 from nekro_agent.errors import (
     BrokerUnavailableError,
@@ -56,7 +56,6 @@ __all__ = [
     "Once",
     "OnceDep",
     "RepeatedProblem",
-    "key_reused",
     "once_of",
     "with_content",
 ]
@@ -223,15 +222,6 @@ class Once:
     def id(self) -> str:
         """An id for what the request creates: the same in each execution of it, else a new one."""
         return new_id() if self.name is None else self.name[:_ID_CHARS]
-
-
-def key_reused() -> RefusedError:
-    """Return the error of a request that has the idempotency key of another one."""
-    return RefusedError(
-        HTTPStatus.UNPROCESSABLE_ENTITY,
-        "idempotency_key_reused",
-        "this Idempotency-Key was used with another body; use a new one for a new request",
-    )
 
 
 async def once_of(request: Request, *, body: bytes) -> Once:

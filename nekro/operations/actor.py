@@ -27,6 +27,7 @@ __all__ = [
     "Once",
     "RefusedError",
     "Scope",
+    "key_reused",
 ]
 
 M = TypeVar("M", bound=BaseModel)
@@ -47,6 +48,15 @@ class RefusedError(Exception):
         """
         super().__init__(detail)
         self.status, self.code, self.detail, self.headers = status, code, detail, headers or {}
+
+
+def key_reused() -> RefusedError:
+    """Return the error of a request that has the idempotency key of another one."""
+    return RefusedError(
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        "idempotency_key_reused",
+        "this Idempotency-Key was used with another body; use a new one for a new request",
+    )
 
 
 class Scope(StrEnum):

@@ -14,7 +14,7 @@ from nekro.app.catalogue import is_command, listed_commands
 from nekro.base.plain import to_json_value
 from nekro.operations.actor import Actor, Scope
 from nekro.operations.admission import begin_paying, require_rounds_worker
-from nekro.operations.messages import file_info
+from nekro.operations.chats import file_info
 from nekro_agent.commands.schemas import CommandExecutionContext
 from nekro_agent.commands.schemas import CommandResponse as PluginResponse
 from nekro_agent.errors import NotFoundError, UsageError

@@ -1,4 +1,4 @@
-"""Chats: lists of them, their titles, and the end of what happens in one.
+"""Chats: lists of them, their titles and messages, and the end of what happens in one.
 
 A title is the one that was given, else the platform's name, else the first words of a person.
 """
@@ -6,37 +6,58 @@ A title is the one that was given, else the platform's name, else the first word
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Final
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+from urllib.parse import quote
 
 from nekro.app import use_cases
+from nekro.app.chats.attachments import Attachment, FileIds, attachments_of
 from nekro.operations.actor import Actor, Identity, Scope
-from nekro.operations.pages import Cursor, Limit, Moment, Param, cursor_of, place_of, place_text
+from nekro.operations.pages import (
+    Cursor,
+    Limit,
+    Moment,
+    Param,
+    cursor_of,
+    number_of,
+    page_of,
+    place_of,
+    place_text,
+)
 from nekro_agent.errors import NotFoundError
 from nekro_agent.ports import ChatInfo
 from nekro_agent.tools.visible_text import without_invisible
 from nekro_client.models import (
     ChatBody,
     ChatSummary,
+    FileInfo,
+    FilePart,
     GivenTitle,
+    ImagePart,
+    Message,
     MessageSnippet,
     Page,
+    Part,
     Reset,
     StoppedRound,
+    TextPart,
 )
 from storage.listings.chats import ChatListing, ListedChat
 
 if TYPE_CHECKING:
     from nekro.app.rounds.stop import StoppedRounds
-    from storage.repositories.messages import Message
+    from storage.repositories.messages import Message as Row
     from storage.repositories.rounds import Round
     from storage.transaction import Transaction
 
 __all__ = [
     "cancel_chat",
     "change_chat",
+    "file_info",
     "get_chat",
     "list_chats",
+    "list_messages",
+    "message_answer",
     "require_chat",
     "reset_chat",
     "words_of",
@@ -127,6 +148,34 @@ async def change_chat(actor: Actor, chat_key: str, body: ChatBody) -> GivenTitle
     async with actor.services.database.begin() as transaction:
         await transaction.chats.give_title(chat_key, title)
     return GivenTitle(chat_key=chat_key, title=title)
+
+
+async def list_messages(
+    actor: Actor,
+    chat_key: str,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    order: Literal["desc", "asc"] = "desc",
+    with_past: Annotated[bool, Param()] = False,
+) -> Page[Message]:
+    """List messages, the newest first; ``with_past`` adds those from before the last reset.
+
+    ``order=asc`` lists all messages, the oldest first, also those from before resets.
+    """
+    actor.identity.require(Scope.READ, chat_key=chat_key)
+    position = None if cursor is None else number_of(cursor)
+    async with actor.services.database.read() as transaction:
+        await require_chat(transaction, chat_key)
+        messages = transaction.messages
+        if order == "asc":
+            rows = await messages.after(chat_key, sequence=position or 0, limit=limit + 1)
+        else:
+            rows = await messages.newest(chat_key, limit=limit + 1, before=position, with_past=with_past)
+            rows.reverse()
+    ids = actor.services.file_ids
+    return page_of(
+        rows, limit=limit, answer=lambda row: message_answer(row, ids), position=lambda row: row.sequence
+    )
 
 
 async def reset_chat(actor: Actor, chat_key: str) -> Reset:
@@ -232,7 +281,7 @@ async def _readable(
 def _summary(
     chat: ListedChat,
     title: str | None,
-    last: Message | None,
+    last: Row | None,
     open_rounds: Mapping[str, int],
     failures: Mapping[str, int] | None,
 ) -> ChatSummary:
@@ -251,7 +300,7 @@ def _summary(
     )
 
 
-def _snippet(message: Message) -> MessageSnippet:
+def _snippet(message: Row) -> MessageSnippet:
     return MessageSnippet(
         id=message.id,
         kind=message.kind.value,
@@ -259,3 +308,68 @@ def _snippet(message: Message) -> MessageSnippet:
         text=message.text[:_SNIPPET_CHARS],
         created_at=message.created_at,
     )
+
+
+def message_answer(row: Row, ids: FileIds, *, turn_id: str | None = None) -> Message:
+    """Return a message of a chat.
+
+    Args:
+        turn_id: the turn that it has just started; None: the recorded one.
+    """
+    return Message(
+        id=row.id,
+        sequence=row.sequence,
+        chat_key=row.chat_key,
+        kind=row.kind.value,
+        sender_id=row.sender_id,
+        sender_name=row.sender_name,
+        text=row.text,
+        parts=_message_parts(ids, row),
+        turn_id=turn_id or row.turn_id,
+        call_id=row.call_id,
+        round_id=row.round_id,
+        plugin=row.plugin_key,
+        data=row.data,
+        created_at=row.created_at,
+    )
+
+
+def file_info(ids: FileIds, chat_key: str, file: Attachment) -> FileInfo:
+    """Return the description of a file of a message."""
+    file_id = ids.make(chat_key, file.path, modified_ns=file.modified_ns)
+    return FileInfo(
+        id=file_id,
+        name=file.name,
+        path=file.path,
+        media_type=file.media_type,
+        size_bytes=file.size_bytes or 0,
+        sha256=file.sha256,
+        created_at=_moment(file.modified_ns),
+        url=f"/api/v1/chats/{quote(chat_key, safe='')}/files/{file_id}",
+    )
+
+
+def _message_parts(ids: FileIds, row: Row) -> list[Part]:
+    """Return the parts of a recorded message, in order."""
+    found: list[Part] = []
+    segments = (row.data or {}).get("content_data")
+    if not isinstance(segments, list) or not segments:
+        segments = [{"type": "text", "text": row.text}] if row.text else []
+    for segment in segments:
+        if isinstance(segment, Mapping) and segment.get("type") == "text":
+            found.append(TextPart(text=str(segment.get("text") or "")))
+        elif isinstance(segment, Mapping):
+            found += _file_parts(ids, row.chat_key, attachments_of({"content_data": [segment]}))
+    data = {name: value for name, value in (row.data or {}).items() if name != "content_data"}
+    return [*found, *_file_parts(ids, row.chat_key, attachments_of(data))]
+
+
+def _file_parts(ids: FileIds, chat_key: str, files: Sequence[Attachment]) -> list[Part]:
+    return [
+        (ImagePart if file.kind == "image" else FilePart)(file=file_info(ids, chat_key, file))
+        for file in files
+    ]
+
+
+def _moment(nanoseconds: int | None) -> datetime | None:
+    return None if nanoseconds is None else datetime.fromtimestamp(nanoseconds / 1e9, UTC)

@@ -18,8 +18,7 @@ from nekro.app.chats.files import ChatFile, ChatFiles
 from nekro.app.services import Services
 from nekro.operations.actor import Actor, RefusedError, Scope
 from nekro.operations.admission import KeyFiles, file_removed
-from nekro.operations.chats import require_chat
-from nekro.operations.messages import file_info
+from nekro.operations.chats import file_info, require_chat
 from nekro.operations.pages import Param
 from nekro_agent.errors import NotFoundError, UsageError
 from nekro_agent.files.areas import safe_basename

@@ -11,8 +11,7 @@ from nekro.app.chats.writer import trace_of
 from nekro.app.rounds.runs import listed_calls
 from nekro.broker.tracing import recorded_trace_id
 from nekro.operations.actor import Actor, Scope
-from nekro.operations.chats import require_chat
-from nekro.operations.messages import message_answer
+from nekro.operations.chats import message_answer, require_chat
 from nekro.operations.pages import Cursor, Limit, Param, number_of, page_of
 from nekro.operations.turn_states import RoundEvents, TurnEnd, awaited, by_round, turn_cause
 from nekro.operations.work import job_answer

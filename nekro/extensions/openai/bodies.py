@@ -17,7 +17,7 @@ from loguru import logger
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from nekro.extensions.openai.chats import APIError
-from nekro.gateway.messages import MOST_PARTS
+from nekro.operations.posting import MOST_PARTS
 from nekro_client.models import Body, NewFilePart, NewImagePart, NewPart, NewTextPart
 
 __all__ = [

@@ -16,11 +16,11 @@ from starlette.exceptions import HTTPException
 
 from nekro.app.services import Services
 from nekro.gateway.idempotency import Once, once_of
-from nekro.gateway.messages import post_message, stored_content
 from nekro.gateway.problems import ErrorForm, shown_text, status_of
 from nekro.gateway.web.bodies import KeyedRoute
 from nekro.gateway.web.responses import JsonAnswer
 from nekro.operations.actor import Identity, RefusedError, Scope
+from nekro.operations.posting import post_message, stored_content
 from nekro_agent.errors import NekroError
 from nekro_agent.ports import IncomingMessage
 from nekro_agent.shared_clock import shared_time

@@ -8,12 +8,11 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request
 
-from nekro.gateway import replays
 from nekro.gateway.dependencies import ChatKey, PathText
 from nekro.gateway.operation_routes import ActorDep, route
 from nekro.gateway.web.bodies import KeyedRoute
 from nekro.gateway.web.paging import Cursor, Limit
-from nekro.operations import chats, turn_lists, turns
+from nekro.operations import chats, posting, turn_lists, turns
 from nekro.operations.pages import Moment
 from nekro_client.models import Page, Turn, TurnState, TurnSummary
 from storage.listings.chats import TurnFilter
@@ -113,4 +112,4 @@ async def get_turn(
 route(turn_router, "GET", "/turns/{turn_id}/calls/{call_id}", turns.get_call)
 route(turn_router, "GET", "/chats/{chat_key}/rounds", turns.list_rounds)
 route(turn_router, "POST", "/turns/{turn_id}/cancel", turns.cancel_turn)
-route(turn_router, "POST", "/turns/{turn_id}/replay", replays.replay_turn, status=HTTPStatus.CREATED)
+route(turn_router, "POST", "/turns/{turn_id}/replay", posting.replay_turn, status=HTTPStatus.CREATED)

@@ -26,7 +26,7 @@ from nekro.gateway.web.responses import etag_of, file_response
 from nekro.operations import files
 from nekro.operations.actor import RefusedError, Scope
 from nekro.operations.admission import KeyFiles
-from nekro.operations.messages import file_info
+from nekro.operations.chats import file_info
 from nekro_agent.files.names import content_type
 from nekro_client.models import FileInfo
 

@@ -11,16 +11,16 @@ from nekro.app.services import Services
 from nekro.gateway.dependencies import ChatKey, HubDep, IdentityDep, ServicesDep
 from nekro.gateway.forms import MESSAGE_BODY, open_message, store_files
 from nekro.gateway.idempotency import REPLAYED, once_of
-from nekro.gateway.messages import post_message as post_to_chat
-from nekro.gateway.messages import posted_message, sender_of, stored_content
 from nekro.gateway.operation_routes import route
 from nekro.gateway.streams.hub import EventHub, SlowReaderError
 from nekro.gateway.streams.turns import turn_end
 from nekro.gateway.web.bodies import KeyedRoute
 from nekro.gateway.web.responses import JsonAnswer
-from nekro.operations import chats, messages
+from nekro.operations import chats
 from nekro.operations.actor import Scope
 from nekro.operations.admission import KeyFiles
+from nekro.operations.posting import post_message as post_to_chat
+from nekro.operations.posting import posted_message, sender_of, stored_content
 from nekro.operations.turns import read_turn
 from nekro_agent.ports import IncomingMessage
 from nekro_client.models import PostedMessage, Turn
@@ -87,7 +87,7 @@ async def post_message(
     return JsonAnswer(answer.model_dump(mode="json"), status_code=HTTPStatus.ACCEPTED, headers=headers)
 
 
-route(router, "GET", "/chats/{chat_key}/messages", messages.list_messages)
+route(router, "GET", "/chats/{chat_key}/messages", chats.list_messages)
 route(router, "POST", "/chats/{chat_key}/reset", chats.reset_chat)
 route(router, "POST", "/chats/{chat_key}/cancel", chats.cancel_chat)
 

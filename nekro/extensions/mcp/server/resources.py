@@ -28,8 +28,7 @@ from nekro.extensions.mcp.server.callers import Caller
 from nekro.extensions.mcp.server.results import Report, data_result, text_of
 from nekro.operations import work
 from nekro.operations.actor import Scope
-from nekro.operations.chats import require_chat
-from nekro.operations.messages import list_messages
+from nekro.operations.chats import list_messages, require_chat
 from nekro.operations.pages import cursor_of
 from nekro.operations.pages import text_of as position_of
 from nekro_agent.durations import REFRESH_SECONDS
