@@ -65,7 +65,8 @@ class Deps:
 class CommandModule(Protocol):
     """The interface of each module in ``nekro.cli.commands``.
 
-    Where a command works over a gateway, too, its module has ``run_over_gateway``, which is like ``run``.
+    A command that works over a gateway, too, asks ``nekro.cli.api`` (``OVER_API`` of ``nekro.cli.main``), or
+    its module has ``run_over_gateway``, which is like ``run``.
     """
 
     #: Frozen dataclass; each field is declared with ``arg``.

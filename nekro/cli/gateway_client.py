@@ -19,14 +19,17 @@ from nekro_agent.errors import (
 )
 
 if TYPE_CHECKING:
-    from nekro_client import ApiError, Client
+    from nekro_client import AsyncClient, Client
     from nekro_client.models import Message, Page, Turn
 
 __all__ = [
     "describe_api_message",
+    "error_of",
     "failure_of",
     "newest",
     "open_client",
+    "translated",
+    "waiting_client",
 ]
 
 
@@ -62,35 +65,50 @@ _BY_STATUS: Final[dict[int, type[NekroError]]] = {
 
 @contextmanager
 def open_client() -> Iterator[Client]:
-    """Open the client of the gateway.
+    """Open the client of the gateway; raises as ``translated``."""
+    from nekro_client import Client
+
+    # A person waits, who can repeat the command.
+    with translated(), Client(retry_seconds=_RETRY_SECONDS) as client:
+        yield client
+
+
+def waiting_client() -> AsyncClient:
+    """Return the asynchronous client of the gateway, for a person who waits."""
+    from nekro_client import AsyncClient
+
+    return AsyncClient(retry_seconds=_RETRY_SECONDS)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Translate the errors of a client.
 
     Raises:
         NekroError: the gateway refused a request inside the block, with the class that the command would
             raise on a host of the fleet; ServiceError if it did not answer.
     """
-    from nekro_client import ApiError, Client, ClientError
+    from nekro_client import ApiError, ClientError
 
     try:
-        # A person waits, who can repeat the command.
-        with Client(retry_seconds=_RETRY_SECONDS) as client:
-            yield client
+        yield
     except ApiError as exc:
-        raise _translated(exc) from exc
+        raise error_of(exc.code, exc.status, exc.detail, request_id=exc.request_id) from exc
     except ClientError as exc:
         raise ServiceError(f"{os.environ.get('NEKRO_URL')}: {exc}") from exc
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
 
 
-def _translated(error: ApiError) -> NekroError:
-    kind = _BY_CODE.get(error.code) or _BY_STATUS.get(error.status, ServiceError)
-    text = error.detail
+def error_of(code: str, status: int, detail: str, *, request_id: str | None = None) -> NekroError:
+    """Return the error of a command for a problem of the API."""
+    kind = _BY_CODE.get(code) or _BY_STATUS.get(status, ServiceError)
     if kind is MethodFailedError:
-        name, _, message = text.partition(": ")
+        name, _, message = detail.partition(": ")
         return MethodFailedError(name, message)
-    if error.request_id and kind is ServiceError:
-        text += f" (request {error.request_id})"
-    return kind(text)
+    if request_id and kind is ServiceError:
+        detail += f" (request {request_id})"
+    return kind(detail)
 
 
 def newest(page: Callable[[str | None, int], Page[T]], *, limit: int) -> list[T]:

@@ -42,7 +42,7 @@ class Command:
     def runner(self, data_dir: Path | None) -> Callable[[Any, Deps], int]:
         """Return what runs the command: here, or over the gateway that ``NEKRO_URL`` names.
 
-        A command whose module has ``run_over_gateway`` works over a gateway.
+        A command of ``OVER_API``, or whose module has ``run_over_gateway``, works over a gateway.
 
         Args:
             data_dir: as ``--data-dir``.
@@ -53,7 +53,9 @@ class Command:
         url = os.environ.get("NEKRO_URL")
         if not url or self.name in ANYWHERE:
             return self._run_if_loaded if self.extension else self.module.run
-        over_gateway = getattr(self.module, "run_over_gateway", None)
+        over_gateway = (
+            self.module.run if self.name in OVER_API else getattr(self.module, "run_over_gateway", None)
+        )
         if over_gateway is None:
             from nekro_agent.errors import UsageError
 
@@ -131,6 +133,8 @@ _COMMANDS: Final = (
 COMMANDS: Final = _with_extensions(_COMMANDS)
 #: Commands that need no system.
 ANYWHERE: Final = frozenset({"completion"})
+#: Commands that ask the API (``nekro.cli.api``), here or over a gateway.
+OVER_API: Final = frozenset({"costs", "jobs", "keys", "timers"})
 
 #: Allocations that trigger a garbage collection in a command; a worker sets its own.
 _GARBAGE_THRESHOLD: Final = 50_000

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from pydantic import BaseModel
 
 from nekro.wire.invocation import new_id
-from storage.accounts.keys import account_of_key
 
 if TYPE_CHECKING:
     from nekro.app.services import Services
@@ -112,7 +111,11 @@ class Identity:
     def account_id(self) -> str | None:
         """The account of what the key causes (``nekro_agent.execution.current``); None: nobody pays for
         it."""
-        return None if self.key_id is None else account_of_key(self.key_id)
+        if self.key_id is None:
+            return None
+        from storage.accounts.keys import account_of_key
+
+        return account_of_key(self.key_id)
 
     @property
     def is_of_all_chats(self) -> bool:

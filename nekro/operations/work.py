@@ -9,7 +9,6 @@ from typing import Annotated, Final
 
 from nekro.operations.actor import Actor, RefusedError, Scope
 from nekro.operations.pages import Beginning, Cursor, Limit, OfChat, Param, page_of, text_of
-from nekro_agent import cron
 from nekro_agent.errors import ConflictError, NotFoundError
 from nekro_agent.ports import CronJob
 from nekro_client.models import Job, JobAttempt, JobLog, JobLogEntry, Page, SignalBody, Timer, TimerBody
@@ -312,6 +311,8 @@ async def _change_recurring(transaction: Transaction, job: CronJob, change: Time
     elif (change is TimerChange.PAUSE) == (job.next_fire_at is None):
         return job
     else:
+        from nekro_agent import cron  # parses schedules; lists need none of it
+
         new = cron.scheduled(job, paused=change is TimerChange.PAUSE)
         changed = await transaction.cron_jobs.replace(new)
     if not changed:

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final, get_args
 
-from broker_config.settings import Settings
+from nekro.cli.api import open_api
 from nekro.cli.command import Deps, arg, json_flag
-from nekro.cli.gateway_client import open_client
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
-from nekro.cli.services.database import open_database
 from nekro_client.models import CostGroup
 
 __all__ = [
@@ -21,7 +19,6 @@ __all__ = [
     "PAGE",
     "Args",
     "run",
-    "run_over_gateway",
     "show",
 ]
 
@@ -88,33 +85,23 @@ class Args:
 
 def run(args: Args, deps: Deps) -> int:
     """Read and print."""
-    items, budgets = run_async(_read(args, deps.load_settings()))
+    items, budgets = run_async(_read(args, deps))
     show(items, budgets, args, deps)
     return 0
 
 
-async def _read(args: Args, settings: Settings) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    from nekro.app.budgets import day_of, read_budgets, read_costs
-    from nekro.operations.costs import budget_answer, cost_answer
-    from nekro_agent.shared_clock import shared_time
-    from storage.database_clock import follow_database_clock
-
+async def _read(args: Args, deps: Deps) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     items: list[dict[str, Any]] = []
-    after: str | None = None
-    async with open_database(settings) as database:
-        await follow_database_clock(database)
+    budgets: list[dict[str, Any]] = []
+    cursor: str | None = None
+    async with open_api(deps) as api:
         while True:
-            async with database.read() as transaction:
-                page = await read_costs(
-                    transaction, args.by, since=args.since, until=args.until, after=after, limit=PAGE
-                )
-            items += [cost_answer(one).model_dump() for one in page.sums]
-            after = page.after
-            if after is None:
-                break
-        async with database.read() as transaction:
-            found = await read_budgets(transaction, settings.budgets, day=day_of(shared_time()))
-    return items, [budget_answer(one, warn_at=settings.budgets.warn_at).model_dump() for one in found]
+            page = await api.costs(by=args.by, since=args.since, until=args.until, cursor=cursor, limit=PAGE)
+            items += [one.model_dump() for one in page.items]
+            budgets += [one.model_dump() for one in page.budgets]
+            cursor = page.next_cursor
+            if cursor is None:
+                return items, budgets
 
 
 def show(
@@ -172,20 +159,3 @@ def _renewal(budget: Mapping[str, Any]) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.4g}"
-
-
-def run_over_gateway(args: Args, deps: Deps) -> int:
-    """Read and print."""
-    items: list[dict[str, Any]] = []
-    budgets: list[dict[str, Any]] = []
-    cursor: str | None = None
-    with open_client() as client:
-        while True:
-            page = client.costs(by=args.by, since=args.since, until=args.until, cursor=cursor, limit=PAGE)
-            items += [one.model_dump() for one in page.items]
-            budgets += [one.model_dump() for one in page.budgets]
-            cursor = page.next_cursor
-            if cursor is None:
-                break
-    show(items, budgets, args, deps)
-    return 0

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from broker_config.settings import Settings
+from nekro.cli.api import all_of, open_api
 from nekro.cli.command import Deps, action_option, arg, chat_key, json_flag, not_blank, positive_int
-from nekro.cli.gateway_client import newest, open_client
 from nekro.cli.output import PartialError, one_line
 from nekro.cli.running import run_async
-from nekro.cli.services.database import open_database, open_writers
+from nekro.cli.views.job_bars import job_view, state_of
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import MethodFailedError, UsageError
 
 if TYPE_CHECKING:
-    from nekro_client import Client, models
-    from nekro_client.models import JobLog, JobLogEntry
-    from storage.engine import Database
-    from storage.repositories.jobs import Job
+    from nekro_client import AsyncClient
+    from nekro_client.models import Job, JobLog, JobLogEntry
 
 __all__ = [
     "EPILOG",
     "Args",
     "check",
     "run",
-    "run_over_gateway",
     "show_cancelled",
     "show_list",
     "show_log",
@@ -82,12 +78,32 @@ class Args:
 def run(args: Args, deps: Deps) -> int:
     """Run the action."""
     check(args)
-    settings = deps.load_settings()
-    actions = {
-        "list": _list, "show": _show, "watch": _watch, "log": _log, "cancel": _cancel, "retry": _retry,
-    }  # fmt: skip
-    run_async(actions[args.action](args, deps, settings))
+    run_async(_run(args, deps))
     return 0
+
+
+async def _run(args: Args, deps: Deps) -> None:
+    job_id = str(args.job_id)
+    async with open_api(deps, publishes=args.action in ("cancel", "retry")) as api:
+        if args.action == "list":
+            show_list(await _newest(api, args, open_only=args.open), args, deps)
+        elif args.action == "show":
+            show_one(await api.jobs.get(job_id), args, deps)
+        elif args.action == "log":
+            show_log(await api.jobs.log(job_id), args, deps)
+        elif args.action == "retry":
+            show_retried(await api.jobs.retry(job_id), args, deps)
+        elif args.action == "cancel":
+            show_cancelled(await api.jobs.cancel(job_id), args, deps)
+        elif args.job_id is None:
+            await watch(await _newest(api, args, open_only=True), api.jobs.get, args, deps)
+        else:
+            await watch([await api.jobs.get(job_id)], api.jobs.get, args, deps)
+
+
+async def _newest(api: AsyncClient, args: Args, *, open_only: bool) -> list[Job]:
+    page = partial(api.jobs.list, chat_key=args.chat_key, open_only=open_only)
+    return await all_of(page, limit=args.limit)
 
 
 def check(args: Args) -> None:
@@ -102,22 +118,6 @@ def check(args: Args) -> None:
         raise UsageError("`nekro jobs list` takes no id; `nekro jobs show ID` shows one job")
 
 
-async def _list(args: Args, deps: Deps, settings: Settings) -> None:
-    async with open_database(settings) as database:
-        show_list(await _newest(database, args, open_only=args.open), args, deps)
-
-
-async def _show(args: Args, deps: Deps, settings: Settings) -> None:
-    async with open_database(settings) as database:
-        show_one(await _get(database, args.job_id), args, deps)
-
-
-async def _watch(args: Args, deps: Deps, settings: Settings) -> None:
-    async with open_database(settings) as database:
-        jobs = await _watched(database, args)
-        await watch(jobs, lambda job_id: _get(database, job_id), args, deps)
-
-
 def show_list(jobs: Sequence[Job], args: Args, deps: Deps) -> None:
     """Print jobs."""
     if args.json:
@@ -127,9 +127,9 @@ def show_list(jobs: Sequence[Job], args: Args, deps: Deps) -> None:
         (
             job.id,
             job.type,
-            job.plugin_key,
+            job.plugin,
             job.chat_key,
-            job.state.value,
+            state_of(job),
             f"{job.percent}%",
             one_line(job.message, limit=_MESSAGE_COLUMNS),
         )
@@ -162,23 +162,21 @@ async def watch(jobs: Sequence[Job], read: Callable[[str], Awaitable[Job]], args
     Raises:
         PartialError: one of them has failed.
     """
-    from nekro.cli.views.job_bars import job_view
-
     if not jobs:
         deps.output.words("no job is open; `nekro jobs` lists the ended ones")
     elif not args.json:
         with job_view(deps.output) as view:
             while True:
                 view.show(jobs)
-                if all(job.state.is_final for job in jobs):
+                if all(job.finished_at is not None for job in jobs):
                     break
                 await asyncio.sleep(REFRESH_SECONDS)
                 jobs = [await read(job.id) for job in jobs]
     else:
-        while not all(job.state.is_final for job in jobs):
+        while not all(job.finished_at is not None for job in jobs):
             await asyncio.sleep(REFRESH_SECONDS)
             jobs = [await read(job.id) for job in jobs]
-    failed = [job for job in jobs if job.state is job.state.FAILED]
+    failed = [job for job in jobs if job.state == "failed"]
     if args.json and not failed:
         deps.output.json([describe(job) for job in jobs])
     if failed:
@@ -187,33 +185,14 @@ async def watch(jobs: Sequence[Job], read: Callable[[str], Awaitable[Job]], args
         raise PartialError(error, {"jobs": [describe(job) for job in jobs]})
 
 
-async def _cancel(args: Args, deps: Deps, settings: Settings) -> None:
-    from nekro.app.jobs import cancel_job
-
-    assert args.job_id is not None  # noqa: S101 - checked by run
-    async with open_writers(settings) as services:
-        job = await cancel_job(services.database, services.publisher, args.job_id)
-    show_cancelled(job, args, deps)
-
-
 def show_cancelled(job: Job, args: Args, deps: Deps) -> None:
     """Print the state of a job after the request to end it."""
     if args.json:
         deps.output.json(describe(job))
-    elif job.state.is_final:
-        deps.output.words(f"job {job.id} is {job.state.value}")
+    elif job.finished_at is not None:
+        deps.output.words(f"job {job.id} is {state_of(job)}")
     else:
         deps.output.words(f"requested to cancel job {job.id}; `nekro jobs watch {job.id}` shows its end")
-
-
-async def _log(args: Args, deps: Deps, settings: Settings) -> None:
-    from nekro.operations.work import job_log_answer
-
-    async with open_database(settings) as database:
-        job = await _get(database, args.job_id)
-        async with database.read() as transaction:
-            found = await transaction.job_log.of_job(job.id)
-    show_log(job_log_answer(found), args, deps)
 
 
 def show_log(found: JobLog, args: Args, deps: Deps) -> None:
@@ -239,16 +218,6 @@ def _words(entry: JobLogEntry) -> str:
     return entry.worker or entry.text
 
 
-async def _retry(args: Args, deps: Deps, settings: Settings) -> None:
-    from nekro.app.jobs import retry_job
-    from nekro.wire.invocation import new_id
-
-    assert args.job_id is not None  # noqa: S101 - checked by run
-    async with open_writers(settings) as services:
-        job = await retry_job(services.database, services.publisher, args.job_id, new_id=new_id())
-    show_retried(job, args, deps)
-
-
 def show_retried(job: Job, args: Args, deps: Deps) -> None:
     """Print the job that repeats another one."""
     if args.json:
@@ -262,81 +231,11 @@ def describe(job: Job) -> dict[str, Any]:
     return {
         "id": job.id,
         "type": job.type,
-        "plugin": job.plugin_key,
+        "plugin": job.plugin,
         "chat_key": job.chat_key,
-        "state": job.state.value,
+        "state": state_of(job),
         "percent": job.percent,
         "message": job.message,
         "started_at": job.started_at,
         "updated_at": job.updated_at,
     }
-
-
-async def _newest(database: Database, args: Args, *, open_only: bool) -> list[Job]:
-    async with database.read() as transaction:
-        return await transaction.jobs.newest(limit=args.limit, chat_key=args.chat_key, open_only=open_only)
-
-
-async def _get(database: Database, job_id: str | None) -> Job:
-    async with database.read() as transaction:
-        return await transaction.jobs.get(str(job_id))
-
-
-async def _watched(database: Database, args: Args) -> Sequence[Job]:
-    if args.job_id is not None:
-        return [await _get(database, args.job_id)]
-    return await _newest(database, args, open_only=True)
-
-
-def run_over_gateway(args: Args, deps: Deps) -> int:
-    """Run the action."""
-    check(args)
-    with open_client() as client:
-        if args.action == "list":
-            show_list(_newest_over_gateway(client, args, open_only=args.open), args, deps)
-        elif args.action == "show":
-            show_one(_job(client.jobs.get(str(args.job_id))), args, deps)
-        elif args.action == "log":
-            show_log(client.jobs.log(str(args.job_id)), args, deps)
-        elif args.action == "retry":
-            show_retried(_job(client.jobs.retry(str(args.job_id))), args, deps)
-        elif args.action == "cancel":
-            show_cancelled(_job(client.jobs.cancel(str(args.job_id))), args, deps)
-        else:
-            _watch_over_gateway(client, args, deps)
-    return 0
-
-
-def _newest_over_gateway(client: Client, args: Args, *, open_only: bool) -> list[Job]:
-    found = newest(
-        lambda cursor, limit: client.jobs.list(
-            chat_key=args.chat_key, open_only=open_only, cursor=cursor, limit=limit
-        ),
-        limit=args.limit,
-    )
-    return [_job(item) for item in found]
-
-
-def _watch_over_gateway(client: Client, args: Args, deps: Deps) -> None:
-    if args.job_id is None:
-        jobs = _newest_over_gateway(client, args, open_only=True)
-    else:
-        jobs = [_job(client.jobs.get(args.job_id))]
-
-    async def read(job_id: str) -> Job:
-        return _job(await asyncio.to_thread(client.jobs.get, job_id))
-
-    run_async(watch(jobs, read, args, deps))
-
-
-def _job(item: models.Job) -> Job:
-    """Return a job as its row; what the API does not tell is None."""
-    from storage.repositories.jobs import Job
-    from storage.states import JobState
-
-    stated = item.model_dump(exclude={"plugin", "state"})
-    values = dict.fromkeys(field.name for field in dataclasses.fields(Job)) | stated
-    known = {field.name for field in dataclasses.fields(Job)}
-    row = {name: value for name, value in values.items() if name in known}
-    state = JobState.SUCCEEDED if item.state == "done" else JobState(item.state)
-    return Job(**{**row, "plugin_key": item.plugin, "state": state})  # type: ignore[arg-type]

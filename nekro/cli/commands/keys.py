@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, get_args
 
-from broker_config.settings import Settings
+from nekro.cli.api import open_api
 from nekro.cli.command import Deps, arg, count, json_flag, not_blank, positive_number
-from nekro.cli.gateway_client import open_client
 from nekro.cli.running import run_async
-from nekro.cli.services.database import open_database
 from nekro_agent.errors import UsageError
 from nekro_client.models import KeyScope
 
@@ -21,7 +19,6 @@ __all__ = [
     "Args",
     "check",
     "run",
-    "run_over_gateway",
     "show_created",
     "show_list",
     "show_revoked",
@@ -103,10 +100,31 @@ class Args:
 def run(args: Args, deps: Deps) -> int:
     """Run the action."""
     check(args)
-    settings = deps.load_settings()
-    actions = {"list": _list, "create": _create, "revoke": _revoke}
-    run_async(actions[args.action](args, deps, settings))
+    run_async(_run(args, deps))
     return 0
+
+
+async def _run(args: Args, deps: Deps) -> None:
+    from nekro_agent.shared_clock import shared_time
+
+    async with open_api(deps) as api:
+        if args.action == "list":
+            show_list([key.model_dump() for key in await api.keys.list()], args, deps)
+        elif args.action == "revoke":
+            show_revoked((await api.keys.revoke(args.name or "")).model_dump(), args, deps)
+        else:
+            created = await api.keys.create(
+                scopes=args.scope,
+                name=args.name or "",
+                chats=args.chats,
+                user_id=args.user_id,
+                requests_per_minute=args.rate,
+                cost_per_day=args.cost_per_day,
+                tokens_per_day=args.tokens_per_day,
+                stored_bytes_limit=args.stored_bytes_limit,
+                expires_at=None if args.days is None else shared_time() + timedelta(days=args.days),
+            )
+            show_created(created.model_dump(), args, deps)
 
 
 def check(args: Args) -> None:
@@ -117,13 +135,8 @@ def check(args: Args) -> None:
     """
     if (args.name is None) != (args.action == "list"):
         raise UsageError("write `nekro keys list`, `nekro keys create NAME` or `nekro keys revoke ID`")
-
-
-async def _list(args: Args, deps: Deps, settings: Settings) -> None:
-    from nekro.operations.keys import key_answer
-
-    async with open_database(settings) as database, database.read() as transaction:
-        show_list([key_answer(key).model_dump() for key in await transaction.keys.all()], args, deps)
+    if args.action == "create" and not args.scope:
+        raise UsageError(f"a key needs at least one scope of {', '.join(get_args(KeyScope))}")
 
 
 def show_list(keys: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> None:
@@ -146,29 +159,6 @@ def show_list(keys: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> None
     deps.output.table(("ID", "NAME", "SCOPES", "CHATS", "USER", "STORED", "STATE"), rows)
 
 
-async def _create(args: Args, deps: Deps, settings: Settings) -> None:
-    from nekro.operations.actor import Scope
-    from nekro.operations.keys import key_answer, new_key, store_key
-    from nekro_agent.shared_clock import shared_time
-    from storage.database_clock import follow_database_clock
-
-    async with open_database(settings) as database:
-        await follow_database_clock(database)
-        new, key = new_key(
-            args.name or "",
-            scopes=[Scope(scope) for scope in args.scope],
-            chats=args.chats,
-            user_id=args.user_id,
-            requests_per_minute=args.rate,
-            cost_per_day=args.cost_per_day,
-            tokens_per_day=args.tokens_per_day,
-            stored_bytes_limit=args.stored_bytes_limit,
-            expires_at=None if args.days is None else shared_time() + timedelta(days=args.days),
-        )
-        stored = await store_key(database, new, by=None, request_id=None)
-    show_created(key_answer(stored).model_dump() | {"key": key}, args, deps)
-
-
 def show_created(key: Mapping[str, Any], args: Args, deps: Deps) -> None:
     """Print a new key with its secret."""
     if args.json:
@@ -176,14 +166,6 @@ def show_created(key: Mapping[str, Any], args: Args, deps: Deps) -> None:
         return
     deps.output.data(key["key"])
     deps.output.words(f"created key {key['id']}; it is not shown again")
-
-
-async def _revoke(args: Args, deps: Deps, settings: Settings) -> None:
-    from nekro.operations.keys import key_answer, revoke_stored_key
-
-    async with open_database(settings) as database:
-        key = await revoke_stored_key(database, args.name or "", by=None, request_id=None)
-    show_revoked(key_answer(key).model_dump(), args, deps)
 
 
 def show_revoked(key: Mapping[str, Any], args: Args, deps: Deps) -> None:
@@ -203,27 +185,3 @@ def _state(key: Mapping[str, Any]) -> str:
     if key["revoked_at"] is not None:
         return f"revoked {key['revoked_at']:%Y-%m-%d}"
     return "valid" if key["expires_at"] is None else f"until {key['expires_at']:%Y-%m-%d %H:%M} UTC"
-
-
-def run_over_gateway(args: Args, deps: Deps) -> int:
-    """Run the action."""
-    check(args)
-    with open_client() as client:
-        if args.action == "list":
-            show_list([key.model_dump() for key in client.keys.list()], args, deps)
-        elif args.action == "revoke":
-            show_revoked(client.keys.revoke(args.name or "").model_dump(), args, deps)
-        else:
-            created = client.keys.create(
-                scopes=args.scope,
-                name=args.name or "",
-                chats=args.chats,
-                user_id=args.user_id,
-                requests_per_minute=args.rate,
-                cost_per_day=args.cost_per_day,
-                tokens_per_day=args.tokens_per_day,
-                stored_bytes_limit=args.stored_bytes_limit,
-                expires_at=None if args.days is None else datetime.now(UTC) + timedelta(days=args.days),
-            )
-            show_created(created.model_dump(), args, deps)
-    return 0

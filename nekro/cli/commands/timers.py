@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from broker_config.settings import Settings
+from nekro.cli.api import all_of, open_api
 from nekro.cli.command import (
     Deps,
     action_option,
@@ -17,22 +18,18 @@ from nekro.cli.command import (
     not_blank,
     positive_int,
 )
-from nekro.cli.gateway_client import newest, open_client
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
-from nekro.cli.services.database import open_database
 from nekro_agent.errors import UsageError
 
 if TYPE_CHECKING:
-    from nekro.operations.work import TimerRow
+    pass
 
 __all__ = [
     "EPILOG",
     "Args",
     "check",
-    "chosen",
     "run",
-    "run_over_gateway",
     "show_changed",
     "show_list",
 ]
@@ -82,12 +79,21 @@ class Args:
 def run(args: Args, deps: Deps) -> int:
     """Run the action."""
     check(args)
-    settings = deps.load_settings()
-    if args.action == "list":
-        show_list([describe(timer) for timer in run_async(_list(args, settings))], args, deps)
-        return 0
-    show_changed(describe(run_async(_change(args, settings))), args, deps)
+    run_async(_run(args, deps))
     return 0
+
+
+async def _run(args: Args, deps: Deps) -> None:
+    async with open_api(deps) as api:
+        found = await all_of(partial(api.timers.list, chat_key=args.chat_key), limit=args.limit)
+        if args.action == "list":
+            show_list([timer.model_dump() for timer in found], args, deps)
+            return
+        timer_id = chosen_id(
+            [timer.id for timer in found], str(args.timer_id), noun="timer", listing="nekro timers"
+        )
+        actions = {"pause": api.timers.pause, "resume": api.timers.resume, "delete": api.timers.delete}
+        show_changed((await actions[args.action](timer_id)).model_dump(), args, deps)
 
 
 def check(args: Args) -> None:
@@ -107,38 +113,6 @@ def show_changed(timer: Mapping[str, Any], args: Args, deps: Deps) -> None:
     else:
         done = {"pause": "paused", "resume": "resumed", "delete": "deleted"}[args.action]
         deps.output.words(f"{done} timer {timer['id']} of chat {timer['chat_key']}")
-
-
-async def _list(args: Args, settings: Settings) -> list[TimerRow]:
-    from nekro.operations.work import timers_after
-
-    async with open_database(settings) as database, database.read() as transaction:
-        return await timers_after(transaction, args.chat_key, limit=args.limit)
-
-
-async def _change(args: Args, settings: Settings) -> TimerRow:
-    from nekro.operations.work import TimerChange, change_stored_timer, id_of, timers_after
-    from storage.database_clock import follow_database_clock
-
-    async with open_database(settings) as database:
-        await follow_database_clock(database)  # the next due time is reckoned from it
-        async with database.begin() as transaction:
-            found = await timers_after(transaction, args.chat_key, limit=args.limit)
-            timers = {id_of(timer): timer for timer in found}
-            timer = timers[chosen(timers, args)]
-            return await change_stored_timer(transaction, timer, TimerChange(args.action))
-
-
-def chosen(ids: Iterable[str], args: Args) -> str:
-    """Return the id that the arguments name by its beginning; as ``chosen_id``."""
-    return chosen_id(ids, str(args.timer_id), noun="timer", listing="nekro timers")
-
-
-def describe(timer: TimerRow) -> dict[str, Any]:
-    """Return one timer as ``--json`` prints it."""
-    from nekro.operations.work import timer_answer
-
-    return timer_answer(timer).model_dump()
 
 
 def show_list(listed: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> None:
@@ -162,25 +136,3 @@ def show_list(listed: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> No
         for timer in listed
     ]
     deps.output.table(("ID", "CHAT", "STATE", "FIRES", "SCHEDULE", "OWNER", "WHAT"), rows)
-
-
-def run_over_gateway(args: Args, deps: Deps) -> int:
-    """Run the action."""
-    check(args)
-    with open_client() as client:
-        timers = newest(
-            lambda cursor, limit: client.timers.list(chat_key=args.chat_key, cursor=cursor, limit=limit),
-            limit=args.limit,
-        )
-        if args.action == "list":
-            show_list([timer.model_dump() for timer in timers], args, deps)
-            return 0
-        timer_id = chosen([timer.id for timer in timers], args)
-        actions = {
-            "pause": client.timers.pause,
-            "resume": client.timers.resume,
-            "delete": client.timers.delete,
-        }
-        changed = actions[args.action](timer_id)
-    show_changed(changed.model_dump(), args, deps)
-    return 0

@@ -16,13 +16,14 @@ from nekro.cli.output import Output, one_line
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from storage.repositories.jobs import Job
+    from nekro_client.models import Job
 
 __all__ = [
     "JobView",
     "Pace",
     "job_view",
     "rate_words",
+    "state_of",
     "time_words",
 ]
 
@@ -119,6 +120,11 @@ class JobView(Protocol):
         ...
 
 
+def state_of(job: Job) -> str:
+    """Return the state of a job as commands print it."""
+    return "succeeded" if job.state == "done" else job.state
+
+
 def job_view(output: Output) -> JobView:
     """Return bars for a terminal, lines for a pipe."""
     return _Bars(output) if output.is_terminal else _Lines(output)
@@ -146,7 +152,7 @@ class _Lines:
                 self._last[job.id] = state
                 words = one_line(job.message)
                 self._output.report(
-                    f"{job.id}  {one_line(job.type)}  {job.state.value}  {job.percent}%  {words}".rstrip()
+                    f"{job.id}  {one_line(job.type)}  {state_of(job)}  {job.percent}%  {words}".rstrip()
                 )
 
 
@@ -177,11 +183,9 @@ class _Bars:
                 )
             task = self._tasks[job.id]
             words = one_line(job.message, limit=_MESSAGE_COLUMNS)
-            fields = _fields(
-                pace, now=now, state=job.state.value, words=words, is_open=not job.state.is_final
-            )
+            fields = _fields(pace, now=now, state=state_of(job), words=words, is_open=job.finished_at is None)
             self._progress.update(task, completed=job.percent, **fields)
-            if job.state.is_final:
+            if job.finished_at is not None:
                 self._progress.stop_task(task)
 
 
