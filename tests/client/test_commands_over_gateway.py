@@ -144,7 +144,7 @@ def test_exec_over_a_gateway_prints_output_as_it_comes(gateway_url: str, tmp_pat
     assert err.endswith("NORMAL after 0 calls\n")
 
 
-@pytest.mark.parametrize("arguments", [("timers",), ("dead",), ("keys",)])
+@pytest.mark.parametrize("arguments", [("timers",), ("dead",), ("keys",), ("costs",)])
 def test_lists_over_a_gateway_equal_those_on_a_host(
     beside: Command, over_gateway: Command, arguments: tuple[str, ...]
 ) -> None:

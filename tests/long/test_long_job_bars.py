@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from nekro.cli.output import Output
 from nekro.cli.views import job_bars
 from nekro.cli.views.job_bars import Pace, job_view, rate_words, time_words
-from nekro_agent.ports import JobState
 
 
 @pytest.mark.parametrize(
@@ -94,7 +93,8 @@ def test_a_bar_shows_rate_remaining_time_and_the_jobs_message(monkeypatch: pytes
         id="1a2b3c4d5e",
         type="download",
         percent=10,
-        state=JobState.RUNNING,
+        state="running",
+        finished_at=None,
         message="0.8 of 2.0 GiB, 1.4 MiB/s",
     )
     with job_view(Output(stdout=terminal)) as view:
