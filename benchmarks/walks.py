@@ -17,6 +17,12 @@ Rule of counting:
   ran in at least ``_SHARE`` of the walks, so work in the background does not count. However often it runs,
   it is one.
 - A module is a file with such a function.
+- A function is on the way if it was on the stack when something was handed over: bytes to a socket or pipe,
+  work to another thread, a result to a future, a task to the event loop, a call to a plugin. So helpers,
+  checks and converters, which return to their caller before that, are not on the way. Frames below those of
+  the event loop or the thread are not part of the stack, and stacks that are seen in the idle system as well
+  do not count. A function is on the way once, in however many processes. The functions of one class, and
+  those of a module outside of classes, are one stop.
 - Calls are all ``call`` events of these functions; a coroutine has one more each time it continues. The
   median.
 - A statement is SQL other than BEGIN, COMMIT, ROLLBACK and PRAGMA. The median.
@@ -37,7 +43,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
@@ -61,8 +67,11 @@ _WARM_UP: Final = 8
 _ROUNDS: Final = 7
 #: Share of the walks in which a function must run.
 _SHARE: Final = 0.8
-_START_SECONDS: Final = 90.0
+_START_SECONDS: Final = 180.0
 _WALK_SECONDS: Final = 120.0
+#: After the last walk: until its turn has ended, then while nothing walks.
+_SETTLE_SECONDS: Final = 5.0
+_IDLE_SECONDS: Final = 12.0
 _RETURNED: Final = re.compile(r"returned (\d+\.\d+)")
 _TOOL_CODE: Final = """
 import json, time
@@ -75,11 +84,28 @@ send_msg_text(_ck, "moments " + json.dumps(moments))
 """
 #: Imported by each process at its start. One write per event: processes fork, and are killed.
 _SITE: Final = """
-import os, sqlite3, sys, threading, time
+import asyncio, mmap, os, sqlite3, sys, threading, time
+import uvloop
+# Its transports are in Cython, of which the interpreter reports no calls.
+uvloop.new_event_loop = asyncio.new_event_loop
+# 1 when the system has started.
+switch = mmap.mmap(os.open(os.environ["WALKS_SWITCH"], os.O_RDWR), 1)
 out = os.open(os.environ["WALKS_FILE"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 root = os.environ["WALKS_ROOT"] + "/"
+plugins = root + "benchmarks/plugins/"
 others = tuple(root + name for name in ("tests/", "benchmarks/", ".venv/"))
 known = {}
+# What hands something over, in Python and in C; the second ones have these names for other objects too.
+given = {"create_task", "call_soon_threadsafe", "run_in_executor"}
+given_in_c = given | {
+    "put", "switch", "set_result", "write", "writelines", "send", "sendall", "sendmsg", "sendto",
+}
+not_given = ("generator.", "coroutine.", "async_generator", "StringIO.", "BytesIO.", "Text", "Buffered")
+# Below them are the event loop and the thread.
+bottoms = (
+    "/asyncio/events.py", "/asyncio/runners.py", "/threading.py", "/celery/worker/loops.py",
+    "/nekro/base/loop_thread.py",
+)
 
 def name_of(code):
     path = code.co_filename
@@ -89,13 +115,33 @@ def name_of(code):
 def report(kind, name):
     os.write(out, f"{time.time():.6f} {os.getpid()} {kind} {name}\\n".encode())
 
-def profile(frame, event, _):
+def named(code):
+    if code not in known:
+        known[code] = name_of(code)
+    return known[code]
+
+def stack(frame):
+    found = []
+    while frame is not None and not frame.f_code.co_filename.endswith(bottoms):
+        name = named(frame.f_code)
+        if name is not None:
+            found.append(name)
+        frame = frame.f_back
+    if found:
+        report("way", "|".join(found))
+
+def profile(frame, event, arg):
+    if not switch[0]:
+        return
+    code = frame.f_code
     if event == "call":
-        code = frame.f_code
-        if code not in known:
-            known[code] = name_of(code)
-        if known[code] is not None:
-            report("call", known[code])
+        name = named(code)
+        if name is not None:
+            report("call", name)
+        elif code.co_name in given or code.co_filename.startswith(plugins):
+            stack(frame)
+    elif event == "c_call" and arg.__name__ in given_in_c and not arg.__qualname__.startswith(not_given):
+        stack(frame)
 
 connect = sqlite3.connect
 
@@ -190,6 +236,7 @@ async def _system(directory: Path) -> AsyncIterator[System]:
     with redis_server(directory) as server:
         model, port = Model(), free_port()
         (directory / "site").mkdir()
+        (directory / "switch").write_bytes(b"\0")
         (directory / "site" / "sitecustomize.py").write_text(_SITE, "utf-8")
         os.environ |= {
             "NEKRO_BROKER__URL": server.url,
@@ -201,6 +248,7 @@ async def _system(directory: Path) -> AsyncIterator[System]:
             "NEKRO_LLM__MODEL": "bench",
             "WALKS_FILE": str(directory / "events"),
             "WALKS_ROOT": str(_ROOT),
+            "WALKS_SWITCH": str(directory / "switch"),
         }
         nekro = str(Path(sys.executable).with_name("nekro"))
         upgrade = await asyncio.create_subprocess_exec(nekro, "db", "upgrade", stdout=sys.stderr)
@@ -219,6 +267,8 @@ async def _system(directory: Path) -> AsyncIterator[System]:
             url = f"http://127.0.0.1:{port}"
             async with httpx.AsyncClient(base_url=url, timeout=60) as http:
                 await _ready(http, directory, children)
+                with (directory / "switch").open("r+b") as switch:
+                    switch.write(b"\1")
                 http.headers.update(local_headers(directory / "data"))
                 async with http.stream("GET", f"{_CHAT}/events", timeout=None) as response:
                     yield System(http, response.aiter_bytes(), model)
@@ -244,14 +294,18 @@ async def _ready(http: httpx.AsyncClient, directory: Path, children: Sequence[Ch
     raise SystemExit("the gateway does not answer, or lacks the methods")
 
 
-def counted(events: Path, windows: Sequence[tuple[float, float]]) -> dict[str, Any]:
+def counted(
+    events: Path, windows: Sequence[tuple[float, float]], idle: tuple[float, float]
+) -> dict[str, Any]:
     """Count the events of a walk; see the rule of counting."""
     calls: list[Counter[str]] = [Counter() for _ in windows]
+    ways: list[set[str]] = [set() for _ in windows]
     statements: list[list[str]] = [[] for _ in windows]
     commits = [0] * len(windows)
     open_: dict[str, bool] = defaultdict(bool)
     writing: dict[str, bool] = defaultdict(bool)
     lines = sorted(line.split(" ", 3) for line in events.read_text("utf-8").strip().split("\n"))
+    background = {name for at, _, kind, name in lines if kind == "way" and idle[0] <= float(at) <= idle[1]}
     walk = 0
     for moment, pid, kind, name in lines:
         at = float(moment)
@@ -261,6 +315,10 @@ def counted(events: Path, windows: Sequence[tuple[float, float]]) -> dict[str, A
         if kind == "call":
             if inside:
                 calls[walk][f"{pid} {name}"] += 1
+            continue
+        if kind == "way":
+            if inside and name not in background:
+                ways[walk].update(name.split("|"))
             continue
         key, _, words = name.partition(" ")
         key, words = f"{pid} {key}", words.upper()
@@ -275,20 +333,35 @@ def counted(events: Path, windows: Sequence[tuple[float, float]]) -> dict[str, A
                 statements[walk].append(f"{pid} {words.lower()}")
         if is_commit and inside:
             commits[walk] += 1
-    ran = Counter(name for one in calls for name in one)
-    functions = {name for name, times in ran.items() if times >= _SHARE * len(windows)}
+    functions, way = _usual(calls), _usual(ways)
     processes = Counter(name.split(" ")[0] for name in functions)
     return {
         "walks": len(windows),
         "functions": len(functions),
         "modules": len({name.split(" ")[1].split(":")[0] for name in functions}),
+        "on the way": len(way),
+        "stops": len({_stop(name) for name in way}),
+        "modules on the way": len({name.split(":")[0] for name in way}),
         "by process": sorted(processes.values(), reverse=True),
         "calls": median(sum(times for name, times in one.items() if name in functions) for one in calls),
         "statements": median(map(len, statements)),
         "commits": median(commits),
         "names": sorted(functions),
+        "way": sorted(way),
         "sql": statements[-1],
     }
+
+
+def _usual(walks: Sequence[Iterable[str]]) -> set[str]:
+    """Return the functions of most walks."""
+    ran = Counter(name for one in walks for name in one)
+    return {name for name, times in ran.items() if times >= _SHARE * len(walks)}
+
+
+def _stop(name: str) -> tuple[str, str]:
+    """Return the module and the class of a function; "" for one outside of classes."""
+    path, _, function = name.split(":")
+    return path, function.partition(".<locals>")[0].rpartition(".")[0]
 
 
 async def measure(walks: Sequence[str], count: int) -> dict[str, dict[str, Any]]:
@@ -299,7 +372,11 @@ async def measure(walks: Sequence[str], count: int) -> dict[str, dict[str, Any]]
             await system.post_walks(0)
             for walk in walks:
                 moments[walk] = await getattr(system, f"{walk}_walks")(count)
-        return {walk: counted(directory / "events", windows) for walk, windows in moments.items()}
+            await asyncio.sleep(_SETTLE_SECONDS)
+            since = time.time()
+            await asyncio.sleep(_IDLE_SECONDS)
+            idle = since, time.time()
+        return {walk: counted(directory / "events", windows, idle) for walk, windows in moments.items()}
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -320,7 +397,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for walk, figures in found.items():
         print(
             f"{walk}: "
-            + ", ".join(f"{key} {value}" for key, value in figures.items() if key not in ("names", "sql"))
+            + ", ".join(
+                f"{key} {value}" for key, value in figures.items() if key not in ("names", "way", "sql")
+            )
         )
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
