@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from loguru import logger
 
-__all__ = ["Deadlines", "Limit", "Limits"]
+__all__ = ["Deadlines", "TimeLimit", "TimeLimits"]
 
 T = TypeVar("T")
 
@@ -73,32 +73,32 @@ class Deadlines(Generic[T]):
                 logger.exception("deadline_callback_failed")
 
 
-class Limits:
+class TimeLimits:
     """Creates time limits for waits of tasks on one event loop; create it on that loop."""
 
     def __init__(self) -> None:
-        self._deadlines = Deadlines[Limit](asyncio.get_running_loop(), lambda limit: limit.due())
+        self._deadlines = Deadlines[TimeLimit](asyncio.get_running_loop(), lambda limit: limit.due())
 
-    def of(self, seconds: float) -> Limit:
+    def of(self, seconds: float) -> TimeLimit:
         """``with limits.of(seconds):`` is a less exact ``async with asyncio.timeout(seconds):``."""
-        return Limit(self._deadlines, seconds)
+        return TimeLimit(self._deadlines, seconds)
 
     def close(self) -> None:
         """Cancel every limit; the limited blocks continue."""
         self._deadlines.close()
 
 
-class Limit:
+class TimeLimit:
     """Cancels the task that entered it when its time is over, and raises ``TimeoutError`` instead."""
 
     __slots__ = ("_cancelling", "_deadlines", "_seconds", "_task", "_tick", "is_over")
 
-    def __init__(self, deadlines: Deadlines[Limit], seconds: float) -> None:
+    def __init__(self, deadlines: Deadlines[TimeLimit], seconds: float) -> None:
         self._deadlines, self._seconds = deadlines, seconds
         #: Whether the time was over before the block ended.
         self.is_over = False
 
-    def __enter__(self) -> Limit:
+    def __enter__(self) -> TimeLimit:
         # The loop is passed because looking up the running one is a system call in Python 3.11.
         task: asyncio.Task[Any] | None = asyncio.current_task(self._deadlines.loop)
         assert task is not None  # noqa: S101 - used in coroutines

@@ -21,7 +21,7 @@ from redis import RedisError
 from broker_config.embedded import resolve_signing_key
 from broker_config.keys import Keys
 from broker_config.settings import Settings
-from nekro.base.deadlines import Limits
+from nekro.base.deadlines import TimeLimits
 from nekro.broker.delivery.messages import CallMessage
 from nekro.broker.failures import failure_from_record
 from nekro.broker.fairness import LARGE_CHARS, ChatPace, ChatShares
@@ -198,7 +198,7 @@ class MethodCaller:
         if self._tasks:
             return
         self._publisher = make_publisher(self._make_app, self._settings.broker)
-        self._limits = Limits()
+        self._limits = TimeLimits()
         url = self._settings.results.url or self._settings.broker.url
         self._reader = RedisLink(self._settings.broker, url)
         self._subscription = Subscription(

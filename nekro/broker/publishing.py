@@ -23,7 +23,7 @@ from redis import RedisError
 from broker_config.keys import Keys
 from broker_config.settings import BrokerSettings
 from broker_config.urls import is_redis, without_password
-from nekro.base.deadlines import Limits
+from nekro.base.deadlines import TimeLimits
 from nekro.broker.delivery.offers import HAND
 from nekro.broker.redis.link import RedisLink, Script
 from nekro.broker.redis.losses import EPOCH, LOOK, Epoch, Place
@@ -161,7 +161,7 @@ class PipelinePublisher:
         self._url, self._prefix, self._longest = settings.url, settings.key_prefix, settings.max_queued
         self._keys = Keys(prefix=settings.key_prefix)
         self._link = RedisLink(settings, settings.url)
-        self._limits = Limits()
+        self._limits = TimeLimits()
 
     async def send(self, message: Any, *, queue: str, may_repeat: bool) -> Place | None:
         """Add a message to a queue; see ``Publisher``."""

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from loguru import logger
 
-from nekro.base.deadlines import Limits
+from nekro.base.deadlines import TimeLimits
 from nekro.sandbox.limits.guards import Guard
 from nekro.sandbox.models import (
     ARGUMENT_ERROR,
@@ -125,7 +125,7 @@ class Bridge:
         self._is_forbidden = is_forbidden
         self._limits = limits
         self._unread = unread
-        self._waits = Limits()
+        self._waits = TimeLimits()
         self._slots = asyncio.Semaphore(limits.max_calls_in_flight)
         self._write_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()

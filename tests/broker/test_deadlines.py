@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loop_clock import LoopClock
 
-from nekro.base.deadlines import Deadlines, Limits
+from nekro.base.deadlines import Deadlines, TimeLimits
 
 
 @given(now=st.floats(0, 1e6), seconds=st.floats(0, 1e5))
@@ -68,7 +68,7 @@ async def test_closed_deadlines_do_not_fire() -> None:
 
 
 async def test_a_limit_cancels_only_what_is_awaited_inside_it() -> None:
-    limits = Limits()
+    limits = TimeLimits()
     limit = limits.of(0.05)
     with pytest.raises(TimeoutError), limit:
         await asyncio.sleep(10)
@@ -79,7 +79,7 @@ async def test_a_limit_cancels_only_what_is_awaited_inside_it() -> None:
 
 
 async def test_a_block_that_ends_in_time_is_not_cancelled() -> None:
-    limits = Limits()
+    limits = TimeLimits()
     clock = LoopClock()
     limit = limits.of(60)
     with limit:
@@ -89,7 +89,7 @@ async def test_a_block_that_ends_in_time_is_not_cancelled() -> None:
 
 
 async def test_a_cancellation_from_outside_remains_a_cancellation() -> None:
-    limits = Limits()
+    limits = TimeLimits()
 
     async def wait() -> None:
         with limits.of(0.05):
@@ -105,7 +105,7 @@ async def test_a_cancellation_from_outside_remains_a_cancellation() -> None:
 
 
 async def test_an_error_of_the_block_is_not_hidden() -> None:
-    limits = Limits()
+    limits = TimeLimits()
     with pytest.raises(ValueError, match="its own"), limits.of(0.01):
         try:
             await asyncio.sleep(10)
@@ -114,7 +114,7 @@ async def test_an_error_of_the_block_is_not_hidden() -> None:
 
 
 async def test_of_two_nested_limits_the_expired_one_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = Limits()
+    limits = TimeLimits()
     outer, inner = limits.of(0.05), limits.of(5)
     with pytest.raises(TimeoutError), outer, inner:
         await asyncio.sleep(10)

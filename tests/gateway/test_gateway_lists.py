@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import text as sql
 
 from nekro.app.chats.events import message_event, record, turn_started
-from nekro.app.rounds.turn_ends import Fault, turn_ends
+from nekro.app.rounds.turn_ends import TurnFault, turn_ends
 from nekro.app.services import Services
 from nekro.operations import chats as routes
 from nekro.operations import turn_lists
@@ -47,7 +47,9 @@ async def begin(services: Services, chat_key: str, text: str = "hello") -> Round
     return first
 
 
-async def end(services: Services, chat_key: str, *, fault: Fault | None = None, cost: float = 0.5) -> Round:
+async def end(
+    services: Services, chat_key: str, *, fault: TurnFault | None = None, cost: float = 0.5
+) -> Round:
     """Run the oldest waiting round of a chat."""
     async with services.database.begin() as tx:
         fence = await tx.chats.acquire(chat_key, owner="w", lease_seconds=30)
@@ -250,7 +252,7 @@ async def test_failures_since_the_reader_looked_are_counted(
 ) -> None:
     before = shared_time() - timedelta(seconds=5)
     await begin(services, "a")
-    await end(services, "a", fault=Fault(code="turn_limit", text='{"state": "done"'))
+    await end(services, "a", fault=TurnFault(code="turn_limit", text='{"state": "done"'))
     await begin(services, "a")
     await end(services, "a")
     await begin(services, "b", '{"state": "failed"')
@@ -272,7 +274,7 @@ async def test_turns_of_one_state_are_listed_by_pages(
     done = []
     for number in range(9):
         done.append((await begin(services, "a")).id)
-        await end(services, "a", fault=None if number % 4 == 0 else Fault(code="no_answer", text="none"))
+        await end(services, "a", fault=None if number % 4 == 0 else TurnFault(code="no_answer", text="none"))
     wanted = [one for number, one in enumerate(done) if number % 4 == 0][::-1]
 
     async def pages(state: str, limit: int) -> list[list[str]]:
@@ -330,7 +332,7 @@ async def test_turns_of_a_chat_are_listed_with_state_cost_and_cause(
     done = await begin(services, "a", "y" * 300)
     await end(services, "a")
     merging, merged = await begin(services, "a", "one"), await begin(services, "a", "two")
-    await end(services, "a", fault=Fault(code="no_answer", text="none"))
+    await end(services, "a", fault=TurnFault(code="no_answer", text="none"))
     open_ = await begin(services, "a", "three")
     answer = await http.get("/api/v1/chats/a/turns", params={"limit": 3})
     page = answer.json()
@@ -366,7 +368,7 @@ async def test_turns_of_all_chats_are_found_by_state_time_model_and_cost(
     done = await begin(services, "a")
     await end(services, "a", cost=2)
     failed = await begin(services, "b")
-    await end(services, "b", fault=Fault(code="no_answer", text="none"))
+    await end(services, "b", fault=TurnFault(code="no_answer", text="none"))
     waiting = await begin(services, "a")
     assert await found() == [waiting.id, failed.id, done.id]
     assert await found(state="failed") == [failed.id]

@@ -21,7 +21,7 @@ from broker_config.app import RESULT_SECONDS, NekroApp, create_app
 from broker_config.keys import Keys
 from broker_config.settings import Settings
 from nekro.wire.invocation import new_id
-from workers.pools.jobs import Body, Interruptible, Job, JobStopped, StopReason
+from workers.pools.jobs import Interruptible, JobStopped, PoolJob, StopReason, TaskBody
 
 StartWorker = Callable[..., WorkerProcess]
 Send = Callable[..., Any]
@@ -377,9 +377,9 @@ def test_an_event_receiver_gets_the_events_of_a_call_and_its_result(
     assert len(own[2]["result"]) < 100
 
 
-def make_job() -> Job:
+def make_job() -> PoolJob:
     """A job without a waiting caller."""
-    return Job(
+    return PoolJob(
         target=lambda *args: (False, None, 0.0),
         args=("t.name", "id"),
         kwargs={},
@@ -398,7 +398,7 @@ async def test_a_stop_between_the_start_of_a_body_and_its_first_wait_is_applied(
 
     async def run() -> None:
         assert job.begin()
-        with Body():
+        with TaskBody():
             job.stop(StopReason.TERMINATED)
             with Interruptible():
                 await asyncio.Event().wait()

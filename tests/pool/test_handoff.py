@@ -21,7 +21,7 @@ from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
 from broker_config.primaries import Primary
 from broker_config.settings import Settings
-from nekro.broker.delivery.leases import LeaseKeeper
+from nekro.broker.delivery.leases import DeliveryKeeper
 from nekro.broker.delivery.offers import HANDOFF_SECONDS
 from nekro.broker.delivery.transport import DELIVERIES_HEADER
 from nekro.broker.publishing import PipelinePublisher
@@ -427,7 +427,7 @@ def test_only_short_leases_are_renewed_soon(client: redis.Redis) -> None:
     )
     now = client.time()[0]
     client.zadd("index", {"long": now + 100, "short": now + 1, "gone": now + 1})
-    keeper = LeaseKeeper(client, Primary(None), visibility_timeout_seconds=60)
+    keeper = DeliveryKeeper(client, Primary(None), visibility_timeout_seconds=60)
     keeper.start()
     keeper.adopt(channel, running=set())
     try:

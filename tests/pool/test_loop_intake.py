@@ -25,7 +25,7 @@ from broker_config.primaries import Primary
 from broker_config.settings import Settings
 from nekro.base.loop_thread import LoopThread
 from nekro.broker.delivery.intake import LONG_BYTES, LoopIntake
-from nekro.broker.delivery.leases import LeaseKeeper
+from nekro.broker.delivery.leases import DeliveryKeeper
 from nekro.broker.delivery.transport import DELIVERIES_HEADER
 from nekro.broker.publishing import encode_message
 from nekro.wire.invocation import new_id
@@ -353,7 +353,7 @@ class SlowClaim:
         self.consumer = Consumer(channel, queues, accept=["json"], on_message=self._deliver)
         self.consumer.consume()
         self._thread = LoopThread("test-loop")
-        keeper = LeaseKeeper(
+        keeper = DeliveryKeeper(
             self._client, Primary(None), visibility_timeout_seconds=channel.visibility_timeout
         )
         self.intake = channel.intake = LoopIntake(
@@ -431,7 +431,7 @@ def test_a_stop_after_the_loop_was_closed_is_no_fault(
     loop.close()
     with app.connection_for_read() as connection:
         channel = connection.default_channel
-        keeper = LeaseKeeper(client, Primary(None), visibility_timeout_seconds=channel.visibility_timeout)
+        keeper = DeliveryKeeper(client, Primary(None), visibility_timeout_seconds=channel.visibility_timeout)
         LoopIntake(channel, loop, keeper=keeper, settings=settings.broker).stop()
     gc.collect()  # of a coroutine that was not awaited, which is a warning
     assert logged == []

@@ -13,7 +13,7 @@ from waiting import WAIT_SECONDS, wait_until
 from worker_process import WorkerProcess
 
 from broker_config.app import NekroApp
-from workers.pools.jobs import Job
+from workers.pools.jobs import PoolJob
 
 StartWorker = Callable[..., WorkerProcess]
 Send = Callable[..., Any]
@@ -229,8 +229,8 @@ def test_a_dropped_job_does_not_run_and_a_started_one_cannot_be_dropped() -> Non
     """After a lost connection, jobs that have not started are redelivered and must not start here as well."""
     ran: list[str] = []
 
-    def job(name: str) -> Job:
-        return Job(
+    def job(name: str) -> PoolJob:
+        return PoolJob(
             target=lambda *args: ran.append(args[1]) or (False, None, 0.0),
             args=("t.name", name),
             kwargs={},

@@ -20,7 +20,7 @@ from broker_config.app import NekroApp, create_app
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import BrokerSettings, Settings
 from nekro.base.greenlet_bridge import close_loop_resources
-from nekro.broker.delivery.leases import LeaseKeeper
+from nekro.broker.delivery.leases import DeliveryKeeper
 from nekro.broker.delivery.offers import Ack, Ending
 from nekro.broker.redis.link import RedisLink
 from nekro.wire.invocation import new_id
@@ -119,7 +119,7 @@ async def test_a_repeated_failure_does_not_replace_a_success_of_the_new_primary(
 
 async def test_the_latest_acknowledgements_are_sent_again_to_a_new_primary(world: World) -> None:
     endpoint = RedisEndpoint(world.settings.broker, world.settings.broker.url)
-    keeper = LeaseKeeper(endpoint.client(), endpoint.primary, visibility_timeout_seconds=60)
+    keeper = DeliveryKeeper(endpoint.client(), endpoint.primary, visibility_timeout_seconds=60)
     index, held, tag = world.ack
     channel: Any = SimpleNamespace(
         closed=False, global_keyprefix="", unacked_index_key=index, unacked_key=held,

@@ -25,8 +25,7 @@ from storage.repositories.rounds import ClaimedRound, RoundReport
 from storage.states import TriggerKind
 from storage.transaction import Transaction
 from workers.calls.claims import CallClaims
-from workers.rounds.chat_view import ChatView, RoundPast
-from workers.rounds.turns import Turn
+from workers.rounds.chat_view import ChatView, RoundPast, TurnPast
 
 OpenBench = Callable[..., Awaitable[Bench]]
 LOOK = 'look("tea")'
@@ -183,7 +182,7 @@ for thread in threads: thread.join()
 async def test_the_cached_state_of_a_chat_equals_its_rows(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, answers: tuple[str, ...], reads: int
 ) -> None:
-    read, read_turn = ChatView.read, Turn.read
+    read, read_turn = ChatView.read, TurnPast.read
     compared: list[tuple[RoundPast, RoundPast]] = []
     turns_read = 0
 
@@ -196,13 +195,13 @@ async def test_the_cached_state_of_a_chat_equals_its_rows(
         compared.append((past, anew))
         return past
 
-    async def count(transaction: Transaction, claimed: ClaimedRound) -> Turn:
+    async def count(transaction: Transaction, claimed: ClaimedRound) -> TurnPast:
         nonlocal turns_read
         turns_read += 1
         return await read_turn(transaction, claimed)
 
     monkeypatch.setattr(ChatView, "read", both)
-    monkeypatch.setattr(Turn, "read", count)
+    monkeypatch.setattr(TurnPast, "read", count)
     await bench.say("chat", "hello")
     await bench.drain(Model(*answers), slots=2).drain("chat")
     assert len(compared) == len(answers)

@@ -17,7 +17,7 @@ from waiting import WAIT_SECONDS, eventually
 from nekro.agent.llm import LLMAnswer, LLMRequest
 from nekro.app.chats.events import LiveText
 from nekro.app.rounds import events as module
-from nekro.app.rounds.events import RoundEvents
+from nekro.app.rounds.events import AttemptEvents
 from nekro.base.redaction import Redactor
 from nekro.operations.actor import LOCAL, Actor
 from nekro.operations.turns import get_call, read_turn
@@ -147,15 +147,15 @@ async def test_the_tree_of_a_turn_has_everything(bench: Bench) -> None:
 async def test_a_turn_of_an_older_release_may_keep_no_tool_calls(
     database: str, open_bench: Callable[..., Awaitable[Bench]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add = RoundEvents._add
+    add = AttemptEvents._add
 
-    def add_as_before(self: RoundEvents, kind: EventType, *, data: dict[str, Any], **fields: Any) -> None:
+    def add_as_before(self: AttemptEvents, kind: EventType, *, data: dict[str, Any], **fields: Any) -> None:
         if kind is EventType.CODE_READY:
             data = {**TOOLS_NOT_KEPT, **data}
         if data.get("type") != SandboxMethodType.TOOL:
             add(self, kind, data=data, **fields)
 
-    monkeypatch.setattr(RoundEvents, "_add", add_as_before)
+    monkeypatch.setattr(AttemptEvents, "_add", add_as_before)
     bench = await open_bench(database, agent={"lease_seconds": 30})
     await bench.say(CHAT, "hello")
     model = Model(f'print(tick("one"))\n{SAY}\nhold("it")', 'look("tea")', SAY)
@@ -305,7 +305,7 @@ async def test_events_are_written_once_wherever_a_stop_interrupts_their_transact
         assert fence is not None
         claimed = await ledger.start_next(chat_key, fence=fence, worker="w")
         assert claimed is not None
-        events = RoundEvents(bench.database, bench.services.publisher, claimed.round, fence=fence)
+        events = AttemptEvents(bench.database, bench.services.publisher, claimed.round, fence=fence)
         events.model_requested(LLMRequest(messages=()))
         work = cancelled_at(ledger.answered(claimed, report, llm, events, fence=fence), wait)
         outcome = (await asyncio.gather(work, return_exceptions=True))[0]
@@ -377,7 +377,7 @@ async def test_events_of_a_batch_whose_commit_is_in_doubt_are_recorded_once(
             return result
 
     # The callbacks of the lost commit must not run, as they would not when the connection breaks.
-    real = module.RoundEvents.take
+    real = module.AttemptEvents.take
 
     async def take(self: Any, transaction: Any, **options: Any) -> None:
         await real(self, transaction, **options)
@@ -385,7 +385,7 @@ async def test_events_of_a_batch_whose_commit_is_in_doubt_are_recorded_once(
             transaction._callbacks.clear()
 
     monkeypatch.setattr(Database, "begin", lambda database: Lossy(database))
-    monkeypatch.setattr(module.RoundEvents, "take", take)
+    monkeypatch.setattr(module.AttemptEvents, "take", take)
     await bench.say(CHAT, "hold")
     drain = bench.drain(Model('tick("a")\nkeep("b")\nhold("it")', SAY))
     work = asyncio.create_task(drain.drain(CHAT))
@@ -605,7 +605,7 @@ async def test_words_that_no_message_begins_with_are_withdrawn(
     await bench.say(CHAT, "hello")
     async with bench.services.database.read() as transaction:
         (waiting,) = await transaction.rounds.newest(CHAT, limit=1)
-    events = RoundEvents(bench.services.database, bench.services.publisher, waiting, fence=1)
+    events = AttemptEvents(bench.services.database, bench.services.publisher, waiting, fence=1)
     for number, text in enumerate(tries, start=1):
         for begin in range(0, len(text), 3):
             events.words(number, text[begin : begin + 3])

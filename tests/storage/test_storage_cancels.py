@@ -27,15 +27,15 @@ from storage.engine import Database
 from storage.kv import SqlKeyValueStore
 from storage.repositories.calls import CallRequest
 from storage.states import CallState
-from workers.pools.jobs import Interruptible, Job, StopReason
+from workers.pools.jobs import Interruptible, PoolJob, StopReason
 
 #: Concurrent calls.
 AT_ONCE = 40
 
 
-def delivery() -> Job:
+def delivery() -> PoolJob:
     """A job that is stopped and never reported."""
-    return Job(
+    return PoolJob(
         target=print,
         args=("task", "id"),
         kwargs={},

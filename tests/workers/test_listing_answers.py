@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from nekro.agent.model import MethodBrief
-from nekro.app.rounds.method_help import MOST_HELP_CHARS, ChatPlugin, help_text, plugin_text, search
 from nekro.app.rounds.sleeping_plugins import brief_of, may_sleep
 from nekro.plugins.entries import PluginEntry
 from nekro_agent.errors import ArgumentError
 from nekro_agent.methods import SandboxMethodType
+from workers.calls.method_help import MOST_HELP_CHARS, ChatPlugin, help_text, plugin_text, search
 
 
 def plugin(module: str, docs: dict[str, str]) -> ChatPlugin:

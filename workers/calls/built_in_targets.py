@@ -12,7 +12,6 @@ from nekro.agent.multimodal import render_segments
 from nekro.agent.prompt import collect_injected
 from nekro.app.catalogue import built_in_entry
 from nekro.app.chats.writer import context_of
-from nekro.app.rounds.method_help import ChatPlugin, help_text, plugin_text, plugins_of_chat, search, similar
 from nekro.app.rounds.sleeping_plugins import MOST_TURNS, may_sleep, wake
 from nekro.plugins.entries import MethodEntry
 from nekro.plugins.entry_registry import Registry
@@ -29,6 +28,7 @@ from storage.repositories.rounds import Round
 from storage.states import TriggerKind
 from storage.transaction import Transaction
 from workers.calls.handler import CallTarget, OnStep
+from workers.calls.method_help import ChatPlugin, help_text, plugin_text, plugins_of_chat, search, similar
 
 __all__ = [
     "MOST_CHARS",

@@ -37,7 +37,7 @@ from storage.repositories.job_log import WaitState
 from storage.repositories.jobs import Job, NewJob
 from storage.states import CrashPolicy, JobState, StoredKind
 from storage.transaction import Transaction
-from workers.jobs.watch import JobWatch
+from workers.jobs.running import JobWatch
 
 __all__ = ["SqlJobs"]
 

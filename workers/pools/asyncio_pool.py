@@ -27,8 +27,7 @@ from nekro.base.loop_thread import LoopThread
 from nekro.broker.celery.result_backend import ReplyBackend
 from nekro.broker.celery.tasks import PrivateRequest
 from workers.pools.base import JobPool
-from workers.pools.jobs import Alarms, Interruptible, Job, Outcome, StopReason, aborted
-from workers.pools.jobs import Body as Stoppable
+from workers.pools.jobs import Alarms, Interruptible, Outcome, PoolJob, StopReason, TaskBody, aborted
 from workers.pools.observation import begin_observation, is_only_observer
 
 __all__ = ["FAST_BODY", "AsyncioPool"]
@@ -45,8 +44,8 @@ class AsyncioPool(JobPool):
     def on_start(self) -> None:
         """Start the loop's thread."""
         self._tasks = self.app.tasks
-        self._waiting: deque[Job] = deque()
-        self._running_jobs: dict[Job, asyncio.Task[None]] = {}
+        self._waiting: deque[PoolJob] = deque()
+        self._running_jobs: dict[PoolJob, asyncio.Task[None]] = {}
         #: Tasks of jobs that were abandoned at their hard limit and still run.
         self._stubborn: set[asyncio.Task[None]] = set()
         self._thread = LoopThread("nekro-pool")
@@ -58,7 +57,7 @@ class AsyncioPool(JobPool):
         """The loop that runs the jobs; its owner closes it."""
         return self._thread.loop
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: PoolJob) -> None:
         """Queue a job on the loop."""
         if not self._thread.is_here():
             self._thread.call(self.submit, job)
@@ -97,7 +96,7 @@ class AsyncioPool(JobPool):
         while self._waiting:
             self.ended(self._waiting.popleft())
 
-    async def _run(self, job: Job) -> None:
+    async def _run(self, job: PoolJob) -> None:
         """Run a delivery to its end: result stored, message acknowledged."""
         self._alarms.arm(job)
         try:
@@ -112,7 +111,7 @@ class AsyncioPool(JobPool):
             self._alarms.disarm(job)
             self._release(job)
 
-    def _give_up(self, job: Job) -> None:
+    def _give_up(self, job: PoolJob) -> None:
         """Free the slot of a job that passed its hard limit, whether or not its coroutine ends."""
         task = self._running_jobs.get(job)
         if task is not None:
@@ -120,7 +119,7 @@ class AsyncioPool(JobPool):
             task.add_done_callback(self._stubborn.discard)
         self._release(job)
 
-    def _release(self, job: Job) -> None:
+    def _release(self, job: PoolJob) -> None:
         if self._running_jobs.pop(job, None) is not None:
             self.ended(job)
             self._start_waiting()
@@ -132,7 +131,7 @@ def _is_plain(task: Any, request: PrivateRequest) -> bool:
     return has_result and is_only_observer() and not signals.task_success.receivers
 
 
-async def _run_fast(job: Job, body: Body, task: Any, request: PrivateRequest) -> None:
+async def _run_fast(job: PoolJob, body: Body, task: Any, request: PrivateRequest) -> None:
     try:
         began = time.monotonic()
         if job.accept_callback is not None:
@@ -150,10 +149,10 @@ async def _run_fast(job: Job, body: Body, task: Any, request: PrivateRequest) ->
         job.escape(exc)
 
 
-async def _outcome(job: Job, body: Body, request: PrivateRequest) -> Outcome:
+async def _outcome(job: PoolJob, body: Body, request: PrivateRequest) -> Outcome:
     guard = Interruptible()
     try:
-        with Stoppable():
+        with TaskBody():
             try:
                 with guard:
                     work = body(*request.args)
@@ -169,7 +168,7 @@ async def _outcome(job: Job, body: Body, request: PrivateRequest) -> Outcome:
         return Outcome(error=exc)
 
 
-def _drop_arguments(job: Job, request: PrivateRequest) -> None:
+def _drop_arguments(job: PoolJob, request: PrivateRequest) -> None:
     """Drop a job's copies of its arguments when its body has them: thousands of calls may wait."""
     request.release_body()
     name, task_id, headers, _, *encoding = job.args

@@ -19,11 +19,11 @@ from loguru import logger
 from nekro.base.greenlet_bridge import at_loop_close, await_here, can_await
 from nekro.base.loop_thread import CANCEL_SECONDS
 from nekro_agent.durations import POLL_SECONDS
-from workers.pools.jobs import Body, Cancellable, Job, StopReason, aborted, current_job
+from workers.pools.jobs import Cancellable, PoolJob, StopReason, TaskBody, aborted, current_job
 
 __all__ = [
-    "Job",
     "JobPool",
+    "PoolJob",
     "StopReason",
     "at_loop_close",
     "current_job",
@@ -37,8 +37,8 @@ T = TypeVar("T")
 #: ``.loop`` is the event loop of a thread of the ``long`` pool.
 thread_state = threading.local()
 
-#: ``with guarded():`` around synchronous plugin code; see ``Body``.
-guarded = Body
+#: ``with guarded():`` around synchronous plugin code; see ``TaskBody``.
+guarded = TaskBody
 
 
 def run_async(awaitable: Awaitable[T]) -> T:
@@ -55,7 +55,7 @@ def run_async(awaitable: Awaitable[T]) -> T:
         RuntimeError: called from a coroutine; use ``await`` there.
     """
     try:
-        with Body():
+        with TaskBody():
             return _run(awaitable)
     finally:
         if isinstance(awaitable, Coroutine):
@@ -125,13 +125,13 @@ class JobPool(BasePool):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, PoolJob] = {}
         self._ended = threading.Event()
         self._is_stopped = False
 
     # Implemented by a concrete pool.
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: PoolJob) -> None:
         """Run a job as soon as a slot is free."""
         raise NotImplementedError
 
@@ -150,9 +150,9 @@ class JobPool(BasePool):  # type: ignore[misc]
         super().start()
         self._does_debug = False
 
-    def on_apply(self, target: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Job:
+    def on_apply(self, target: Any, args: Any = None, kwargs: Any = None, **options: Any) -> PoolJob:
         """Accept a delivery."""
-        job = Job(
+        job = PoolJob(
             target=target,
             args=args or (),
             kwargs=kwargs or _NO_NAMES,
@@ -200,7 +200,7 @@ class JobPool(BasePool):  # type: ignore[misc]
 
     # Called by jobs.
 
-    def ended(self, job: Job) -> None:
+    def ended(self, job: PoolJob) -> None:
         """Record that a job is over, or abandoned at its hard limit."""
         self._jobs.pop(job.pid, None)
         self._ended.set()
@@ -224,7 +224,7 @@ class JobPool(BasePool):  # type: ignore[misc]
         self.close_loops()
         _let_acknowledgements_through()
 
-    def _running(self) -> list[Job]:
+    def _running(self) -> list[PoolJob]:
         return list(self._jobs.values())
 
     def _wait(self, is_needed: Any, *, seconds: float) -> None:

@@ -31,14 +31,23 @@ from nekro.base.greenlet_bridge import spawn
 from nekro.base.loop_thread import this_task
 from nekro_agent.errors import MethodAbortedError
 
-__all__ = ["Body", "Interruptible", "Job", "JobStopped", "Outcome", "StopReason", "aborted", "current_job"]
+__all__ = [
+    "Interruptible",
+    "JobStopped",
+    "Outcome",
+    "PoolJob",
+    "StopReason",
+    "TaskBody",
+    "aborted",
+    "current_job",
+]
 
 #: Above any process id of Linux (2**22), so ``terminate_job`` can never name a real process.
 _numbers = itertools.count((1 << 22) + 1)
 #: Guards the state of every job, for short times; one shared lock uses less memory than thousands.
 #: Reentrant, because a signal handler may stop jobs on the thread that holds it.
 _lock: Final = threading.RLock()
-_current: ContextVar[Job | None] = ContextVar("nekro_job", default=None)
+_current: ContextVar[PoolJob | None] = ContextVar("nekro_job", default=None)
 
 
 class StopReason(StrEnum):
@@ -61,7 +70,7 @@ class JobStopped(Ignore):  # type: ignore[misc]
     """Ends the body of a stopped job; Celery stores no result for it."""
 
 
-def current_job() -> Job | None:
+def current_job() -> PoolJob | None:
     """The job of the calling code or coroutine; None outside of our pools."""
     return _current.get()
 
@@ -87,7 +96,7 @@ class Outcome:
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
-class Job:
+class PoolJob:
     """One delivery in a pool. Celery refers to it by ``pid`` and by the object from ``apply_async``."""
 
     target: Callable[..., Any]
@@ -246,8 +255,8 @@ def _exception_info(exc: BaseException) -> Any:
         return ExceptionInfo()
 
 
-class Body:
-    """The part of a task that can be stopped; used as ``with Body():`` around plugin code.
+class TaskBody:
+    """The part of a task that can be stopped; used as ``with TaskBody():`` around plugin code.
 
     Converts a ``BaseException`` other than our own, and ``MemoryError``, to
     ``MethodAbortedError``. Raises ``JobStopped`` at its end when the job was stopped for a final reason.
@@ -258,7 +267,7 @@ class Body:
     def __init__(self) -> None:
         self._job = current_job()
 
-    def __enter__(self) -> Body:
+    def __enter__(self) -> TaskBody:
         job = self._job
         if job is not None:
             with _lock:
@@ -282,14 +291,14 @@ class Body:
             raise aborted(exc) from exc
 
     @staticmethod
-    def _leave(job: Job) -> None:
+    def _leave(job: PoolJob) -> None:
         with _lock:
             job._depth -= 1
             job._body_is_over = job._depth == 0
 
 
 class Cancellable:
-    """Lets ``Job.stop`` cancel a task of an event loop: ``with Cancellable(task):`` around awaiting it."""
+    """Lets ``PoolJob.stop`` cancel a task of an event loop: ``with Cancellable(task):`` around its await."""
 
     def __init__(self, task: asyncio.Task[Any]) -> None:
         self._job, self._task = current_job(), task
@@ -314,7 +323,7 @@ class Cancellable:
 
 
 class Interruptible:
-    """``with Interruptible():`` around an await of the running task: ``Job.stop`` cancels only that await."""
+    """``with Interruptible():`` around an await of a task: ``PoolJob.stop`` cancels only that await."""
 
     __slots__ = ("_interruptions", "_is_inside", "_job", "_loop", "_task")
 
@@ -360,29 +369,29 @@ class Interruptible:
 class Alarms:
     """The time limits of running jobs, as timers of an event loop; use it on that loop's thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, on_hard_limit: Callable[[Job], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, on_hard_limit: Callable[[PoolJob], None]) -> None:
         self._loop = loop
         self._on_hard_limit = on_hard_limit
         self._deadlines = Deadlines(loop, self._ring)
         self._reports: set[asyncio.Task[None]] = set()
 
-    def arm(self, job: Job) -> None:
+    def arm(self, job: PoolJob) -> None:
         """Start a job's limits."""
         seconds = job.soft_limit_seconds or job.hard_limit_seconds
         if seconds:
             job.alarm_tick = self._deadlines.add(job, seconds)
 
-    def disarm(self, job: Job) -> None:
+    def disarm(self, job: PoolJob) -> None:
         """Cancel a job's limits."""
         self._deadlines.discard(job, job.alarm_tick)
 
-    def _ring(self, job: Job) -> None:
+    def _ring(self, job: PoolJob) -> None:
         if job.soft_limit_seconds and not job.is_past_soft_limit:
             self._soft(job)
         else:
             self._hard(job)
 
-    def _soft(self, job: Job) -> None:
+    def _soft(self, job: PoolJob) -> None:
         job.is_past_soft_limit = True
         soft, hard = job.soft_limit_seconds or 0, job.hard_limit_seconds
         if hard:
@@ -390,7 +399,7 @@ class Alarms:
         if job.stop(StopReason.SOFT_LIMIT):
             job.report_soft_limit()
 
-    def _hard(self, job: Job) -> None:
+    def _hard(self, job: PoolJob) -> None:
         if not job.stop(StopReason.HARD_LIMIT):
             return
         report = self._loop.create_task(spawn(job.report_hard_limit))

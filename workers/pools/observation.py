@@ -24,7 +24,7 @@ from nekro_agent.errors import MethodFailedError, NekroError
 from nekro_agent.shared_clock import shared_now
 from workers.pools.jobs import current_job
 
-__all__ = ["Observation", "begin_observation", "is_only_observer", "observe_tasks", "outcome_of"]
+__all__ = ["TaskObservation", "begin_observation", "is_only_observer", "observe_tasks", "outcome_of"]
 
 _KEY: Final = "nekro_observation"
 #: Fields of an ``Invocation`` that logs show, taken from the message before its signature is checked:
@@ -35,7 +35,7 @@ _LONGEST_FIELD: Final = 200
 _GOOD: Final = ("ok", "duplicate")
 
 
-class Observation:
+class TaskObservation:
     """The observation of one task, from before its body until its result is stored."""
 
     __slots__ = ("_begin", "_fields", "_is_round", "_name", "_span")
@@ -94,7 +94,7 @@ def outcome_of(state: str | None, result: object) -> str:
     return result.code if isinstance(result, NekroError) else MethodFailedError.code
 
 
-def begin_observation(name: str, task_id: str, args: Any, headers: Mapping[str, Any]) -> Observation:
+def begin_observation(name: str, task_id: str, args: Any, headers: Mapping[str, Any]) -> TaskObservation:
     """Start observing a task.
 
     Args:
@@ -109,7 +109,7 @@ def begin_observation(name: str, task_id: str, args: Any, headers: Mapping[str, 
         value = claimed.get(field)
         if isinstance(value, str):
             fields[field] = value[:_LONGEST_FIELD]
-    return Observation(name, fields, _issued_at(claimed) if is_counting() else None, headers=headers)
+    return TaskObservation(name, fields, _issued_at(claimed) if is_counting() else None, headers=headers)
 
 
 def is_only_observer() -> bool:
@@ -127,7 +127,7 @@ def _begin(sender: Any, task_id: str, args: Any, **_: Any) -> None:
 
 
 def _end(sender: Any, retval: object, state: str | None, **_: Any) -> None:
-    observation: Observation | None = getattr(sender.request, _KEY, None)
+    observation: TaskObservation | None = getattr(sender.request, _KEY, None)
     if observation is not None:
         observation.end(outcome_of(state, retval))
 

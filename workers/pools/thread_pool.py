@@ -24,7 +24,7 @@ from loguru import logger
 from nekro.base.loop_thread import CANCEL_SECONDS, LoopThread, run_to_end
 from nekro_agent.durations import CLOSE_STEP_SECONDS, RETRY_SECONDS
 from workers.pools.base import JobPool, thread_state
-from workers.pools.jobs import Alarms, Job
+from workers.pools.jobs import Alarms, PoolJob
 
 __all__ = [
     "SessionShare",
@@ -108,7 +108,7 @@ class ThreadPool(JobPool):
 
     def on_start(self) -> None:
         """Start the threads."""
-        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._queue: SimpleQueue[PoolJob | None] = SimpleQueue()
         self._clock = LoopThread("nekro-clock")
         self._alarms = Alarms(self._clock.loop, on_hard_limit=self._give_up)
         self._share = SessionShare(self._clock.loop, niceness=self.niceness(), is_busy=self._has_jobs)
@@ -118,7 +118,7 @@ class ThreadPool(JobPool):
         for _ in range(self.limit):
             self._add_thread()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: PoolJob) -> None:
         """Queue a job for the next free thread."""
         self._queue.put(job)
 
@@ -170,16 +170,16 @@ class ThreadPool(JobPool):
         settings = getattr(self.app, "nekro_settings", None)
         return 0 if settings is None else int(settings.workers.long_nice)
 
-    def next_job(self) -> Job | None:
+    def next_job(self) -> PoolJob | None:
         """Wait for a job; None asks the thread to end."""
         return self._queue.get()
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: PoolJob) -> None:
         """Record that a thread starts a job."""
         self._clock.call(self._alarms.arm, job)
         self._clock.call(self._share.changed)
 
-    def finish(self, job: Job) -> None:
+    def finish(self, job: PoolJob) -> None:
         """Record that a thread has finished a job."""
         self._clock.call(self._alarms.disarm, job)
         self._clock.call(self._share.changed)
@@ -209,12 +209,12 @@ class ThreadPool(JobPool):
         """Record that a thread has ended."""
         self._threads.discard(thread)
 
-    def _give_up(self, job: Job) -> None:
+    def _give_up(self, job: PoolJob) -> None:
         """Abandon a job that passed its hard limit; replace its thread if that does not end soon."""
         self.ended(job)
         self._clock.loop.call_later(CANCEL_SECONDS, self._replace_thread, job)
 
-    def _replace_thread(self, job: Job) -> None:
+    def _replace_thread(self, job: PoolJob) -> None:
         """Start another thread in place of a blocked one, which cannot be stopped."""
         for thread in list(self._threads):
             if thread.job is job:
@@ -228,7 +228,7 @@ class JobThread(threading.Thread):
         # A daemon thread: a plugin that blocks for ever must not keep the process alive.
         super().__init__(name="nekro-long", daemon=True)
         self._pool = pool
-        self.job: Job | None = None
+        self.job: PoolJob | None = None
         #: Another thread has replaced it; it ends with its job.
         self.is_retired = False
 
@@ -243,7 +243,7 @@ class JobThread(threading.Thread):
             run_to_end(loop)
             self._pool.gone(self)
 
-    def _run(self, job: Job, loop: asyncio.AbstractEventLoop) -> None:
+    def _run(self, job: PoolJob, loop: asyncio.AbstractEventLoop) -> None:
         self.job = job
         self._pool.begin(job)
         before = asyncio.all_tasks(loop)

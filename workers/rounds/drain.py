@@ -26,7 +26,7 @@ from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.writer import trace_of
 from nekro.app.leases import CHAT, HeldLease, LeaseKeeper, on_this_loop
 from nekro.app.model_meters import RoundBudgets, RoundMeter
-from nekro.app.rounds.events import RoundEvents
+from nekro.app.rounds.events import AttemptEvents
 from nekro.app.rounds.ledger import RoundLedger
 from nekro.base.tasks import end_tasks, log_errors
 from nekro.broker.tracing import span
@@ -195,7 +195,7 @@ class RoundDrain:
         while claimed is not None:
             left -= 1
             await lease.ensure()
-            events = RoundEvents(
+            events = AttemptEvents(
                 self._database,
                 self._publisher,
                 claimed.round,
@@ -328,7 +328,7 @@ class _Attempt:
     lost: asyncio.Event
     view: ChatView
     #: Receives what happens in it.
-    events: RoundEvents
+    events: AttemptEvents
     #: Whether the drain releases the chat after it.
     is_last: bool
     #: Whether a stop was requested or the lease was lost.

@@ -37,7 +37,7 @@ from storage.repositories.rounds import Round
 from storage.states import StoredKind
 from storage.transaction import Transaction
 
-__all__ = ["FLUSH_SECONDS", "RoundEvents"]
+__all__ = ["FLUSH_SECONDS", "AttemptEvents"]
 
 #: How long an event waits for others; while events go on, the pause between two batches is longer, because
 #: a batch on SQLite keeps all other writers waiting.
@@ -62,7 +62,7 @@ class _Waiting:
         return self._event
 
 
-class RoundEvents:
+class AttemptEvents:
     """Collects what happens in an attempt; used on one event loop.
 
     It is the ``CallObserver`` of the round's calls.

@@ -23,7 +23,7 @@ from nekro.app.chats.writer import append_message
 from nekro.app.retried_writes import write_with_retries
 from nekro.app.rounds.chat_history import ANSWER_KEY
 from nekro.app.rounds.runs import call_json, listed_calls
-from nekro.app.rounds.turn_ends import Fault, interruption_of, record_turn_spans, turn_ends, woken_by
+from nekro.app.rounds.turn_ends import TurnFault, interruption_of, record_turn_spans, turn_ends, woken_by
 from nekro.base.metrics import is_counting, metrics
 from nekro.broker.tracing import is_tracing
 from nekro.sandbox.models import STOPS, StopType
@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # workers of other lanes record the end of rounds, too, and r
     from nekro.agent.llm import LLMAnswer
     from nekro.agent.rounds import RoundOutcome
     from nekro.app.model_meters import RoundMeter
-    from nekro.app.rounds.events import RoundEvents
+    from nekro.app.rounds.events import AttemptEvents
 
 __all__ = ["RoundLedger"]
 
@@ -122,7 +122,7 @@ class RoundLedger:
         claimed: ClaimedRound,
         report: RoundReport,
         llm: LLMAnswer,
-        events: RoundEvents,
+        events: AttemptEvents,
         *,
         fence: int,
     ) -> None:
@@ -141,7 +141,7 @@ class RoundLedger:
         claimed: ClaimedRound,
         outcome: RoundOutcome,
         calls: Sequence[CallRecord],
-        events: RoundEvents,
+        events: AttemptEvents,
         *,
         fence: int,
         next_worker: str | None = None,
@@ -194,7 +194,7 @@ class RoundLedger:
                 await _keep_variables(transaction, ended, outcome)
             fault = None
             if outcome.notice is not None:
-                fault = Fault(code=outcome.notice_code or verdict.TURN_LIMIT, text=outcome.notice)
+                fault = TurnFault(code=outcome.notice_code or verdict.TURN_LIMIT, text=outcome.notice)
             if ended.state is not RoundState.CANCELLED and next_worker is not None:
                 following = await transaction.rounds.claim_next(
                     ended.chat_key, fence=fence, worker=next_worker, expected=expected
@@ -242,7 +242,7 @@ class RoundLedger:
         claimed: ClaimedRound,
         error: NekroError,
         calls: Sequence[CallRecord],
-        events: RoundEvents,
+        events: AttemptEvents,
         *,
         fence: int,
         meter: RoundMeter | None = None,
@@ -266,7 +266,9 @@ class RoundLedger:
             if ended.state is RoundState.FAILED:
                 said = error.for_people if isinstance(error, LLMError) else None
                 await self._explain_failure(transaction, ended, said)
-            await self._end_turns(transaction, ended, fault=Fault(code=error.code, text=report.error or ""))
+            await self._end_turns(
+                transaction, ended, fault=TurnFault(code=error.code, text=report.error or "")
+            )
             return ended
 
         await self._write_with_retries(write, events)
@@ -276,7 +278,7 @@ class RoundLedger:
         self,
         claimed: ClaimedRound,
         calls: Sequence[CallRecord],
-        events: RoundEvents,
+        events: AttemptEvents,
         *,
         fence: int,
         meter: RoundMeter | None = None,
@@ -326,7 +328,7 @@ class RoundLedger:
         return self._settings.lease_seconds
 
     async def _write_with_retries(
-        self, write: Callable[[Transaction], Awaitable[Round]], events: RoundEvents
+        self, write: Callable[[Transaction], Awaitable[Round]], events: AttemptEvents
     ) -> Round:
         """Write, and retry for the time of a lease; a fenced write is safe to repeat.
 
@@ -347,7 +349,7 @@ class RoundLedger:
         transaction: Transaction,
         claimed: ClaimedRound,
         report: RoundReport,
-        events: RoundEvents,
+        events: AttemptEvents,
         *,
         fence: int,
         state: RoundState = RoundState.DONE,
@@ -372,7 +374,7 @@ class RoundLedger:
         *ended: Round,
         merged: Sequence[Round] | None = None,
         following: ClaimedRound | None = None,
-        fault: Fault | None = None,
+        fault: TurnFault | None = None,
         known_terms: Collection[str] = (),
     ) -> None:
         """Record the turns that the ends of these rounds end.
@@ -415,7 +417,7 @@ class RoundLedger:
         _count_after_commit(transaction, orphan)
         fault = None
         if orphan.state is RoundState.FAILED:
-            fault = Fault(code=_WORKER_DIED, text=orphan.error or "")
+            fault = TurnFault(code=_WORKER_DIED, text=orphan.error or "")
             await self._explain_failure(transaction, orphan)
         else:
             await self._cancel_calls(transaction, orphan)
@@ -445,7 +447,7 @@ class RoundLedger:
             await self._request_follow_up(transaction, ended, user_id=ended.user_id)
         elif stop is None:
             notice = verdict.rounds_used_up(self._settings.rounds_per_turn).notice or ""
-            fault = Fault(code=verdict.TURN_LIMIT, text=notice)
+            fault = TurnFault(code=verdict.TURN_LIMIT, text=notice)
             await self._append_notice(transaction, ended, notice, kind=MessageKind.ASSISTANT)
         await self._end_turns(transaction, ended, fault=fault)
 

@@ -30,7 +30,7 @@ from storage.states import CallState, RoundState, TriggerKind
 from storage.transaction import Transaction
 
 __all__ = [
-    "Fault",
+    "TurnFault",
     "interruption_of",
     "record_turn_spans",
     "turn_ends",
@@ -43,7 +43,7 @@ TURN_WAITING: Final = "waiting"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class TurnFault:
     """Why a turn failed: a stable code and a text."""
 
     code: str
@@ -56,7 +56,7 @@ async def turn_ends(
     *,
     merged: Iterable[Round],
     following: ClaimedRound | None = None,
-    fault: Fault | None = None,
+    fault: TurnFault | None = None,
     known_terms: Collection[str] = (),
 ) -> list[NewEvent]:
     """Return the events of the turns that the end of some rounds of one chat ends, and record it for lists.
@@ -101,7 +101,7 @@ async def _pending(transaction: Transaction, last: Round) -> list[str]:
     return await transaction.approvals.pending_of_turn(last.chat_key, last.turn_id)
 
 
-def _event(turn_id: str, last: Round, fault: Fault | None, pending: list[str]) -> NewEvent:
+def _event(turn_id: str, last: Round, fault: TurnFault | None, pending: list[str]) -> NewEvent:
     data: dict[str, Any] = {"state": last.state.value}
     if pending:
         data = {"state": TURN_WAITING, "waits_for": pending}

@@ -28,7 +28,7 @@ from nekro.base.metrics import metrics
 from nekro.broker.celery.tasks import MAX_ID_CHARS, admit
 from nekro.broker.delivery.connection import publish_dead
 from nekro.broker.delivery.intake import LoopIntake
-from nekro.broker.delivery.leases import LeaseKeeper
+from nekro.broker.delivery.leases import DeliveryKeeper
 from nekro.broker.delivery.transport import LOST, ClaimChannel, deliveries
 from nekro_agent.durations import FRESH_SECONDS, REFRESH_SECONDS
 from nekro_agent.errors import MessageRefusedError, NekroError, OutcomeUnknownError, StorageError
@@ -90,7 +90,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         settings = self.app.nekro_settings
         if loop is None or not isinstance(channel, ClaimChannel):
             return
-        if not isinstance(channel.keeper, LeaseKeeper):
+        if not isinstance(channel.keeper, DeliveryKeeper):
             return
         self._intake = channel.intake = LoopIntake(
             channel,

@@ -22,7 +22,7 @@ from loguru import logger
 
 from nekro.base.metrics import metrics
 from nekro.broker.delivery.handoff import Handoff
-from nekro.broker.delivery.leases import RENEW, LeaseKeeper, ack_of
+from nekro.broker.delivery.leases import RENEW, DeliveryKeeper, ack_of
 from nekro.broker.delivery.offers import HANDOFF_SECONDS, Ending
 from nekro.broker.delivery.transport import held_keys, seen_key
 from nekro.broker.redis.link import BLOCK_SECONDS, RedisLink
@@ -48,7 +48,7 @@ class LoopIntake:
         channel: ClaimChannel,
         loop: asyncio.AbstractEventLoop,
         *,
-        keeper: LeaseKeeper,
+        keeper: DeliveryKeeper,
         settings: BrokerSettings,
         has_results: bool = False,
     ) -> None:

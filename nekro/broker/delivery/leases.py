@@ -27,7 +27,7 @@ from nekro.broker.delivery.transport import LOOK, LOST, ClaimChannel, held_keys,
 from nekro.broker.redis.losses import Repeats
 from nekro_agent.durations import CLOSE_STEP_SECONDS, GRACE_SECONDS, RETRY_SECONDS
 
-__all__ = ["RENEW", "LeaseKeeper", "LeaseStep", "ack_commands", "ack_of"]
+__all__ = ["RENEW", "DeliveryKeeper", "LeaseStep", "ack_commands", "ack_of"]
 
 #: Renewals per lease duration.
 RENEWALS_PER_TIMEOUT: Final = 3
@@ -74,7 +74,7 @@ def ack_commands(acks: Iterable[Ack]) -> list[tuple[str, ...]]:
     ]
 
 
-class LeaseKeeper:
+class DeliveryKeeper:
     """Renews and acknowledges the deliveries of one worker process."""
 
     def __init__(self, client: redis.Redis, primary: Primary, *, visibility_timeout_seconds: float) -> None:
@@ -318,7 +318,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def __init__(self, consumer: Any, **options: Any) -> None:
         super().__init__(consumer, **options)
-        self._keeper: LeaseKeeper | None = None
+        self._keeper: DeliveryKeeper | None = None
 
     def start(self, c: Any) -> None:
         """Adopt the consumer's new channel, at start and after each lost connection."""
@@ -329,7 +329,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
             settings = c.app.nekro_settings.broker
             reply_seconds = min(settings.socket_timeout_seconds, channel.visibility_timeout / 6)
             endpoint = RedisEndpoint(settings, settings.url)
-            self._keeper = LeaseKeeper(
+            self._keeper = DeliveryKeeper(
                 endpoint.client(reply_seconds=reply_seconds),
                 endpoint.primary,
                 visibility_timeout_seconds=channel.visibility_timeout,
