@@ -14,7 +14,7 @@
     string, expires after an hour, on the results' Redis: id of the call that a request of an MCP client
     causes. Any gateway finds it there when the client cancels the request by its number.
 ``<prefix>watcher:<id>``
-    string, expires a minute after its last renewal: the queue ``watch.<id>`` has a reader.
+    string, expires a minute after its last renewal: the queue ``watch.<id>`` of a 0.2 process has a reader.
 ``<prefix>offers:<queue>``
     sorted set (offer → expiry), expires a minute after the last offer: places for one message in
     idle workers. Related channel: ``<prefix>handed:<id>`` of a worker.
@@ -23,6 +23,8 @@
     the last time that a worker of the lane reached Redis.
 
 Channel ``<prefix>reply:<caller id>``: announces to one ``MethodCaller`` that results are stored.
+Channel ``<prefix>events`` on the results' Redis: announces new events of chats, and carries live ones; see
+``nekro.broker.announcements``.
 
 Keys of Celery and kombu themselves (results, bindings, queues) carry the same prefix through
 their ``global_keyprefix`` options.
@@ -34,10 +36,8 @@ import re
 from dataclasses import dataclass
 from typing import Final, TypeGuard
 
-__all__ = ["ABANDONED_SECONDS", "Keys", "is_caller_id", "pinned_queue"]
+__all__ = ["Keys", "is_caller_id", "pinned_queue"]
 
-#: How long the queue of a watcher is kept after the watcher died or lost its connection.
-ABANDONED_SECONDS: Final = 120
 #: Maximum length of the dead list; the oldest messages are dropped.
 DEAD_LIMIT: Final = 10_000
 #: Queue of dead letters on brokers other than Redis.
@@ -108,8 +108,13 @@ class Keys:
         """Sorted set of places that workers offer for messages of a queue (direct delivery)."""
         return f"{self.prefix}offers:{queue}"
 
+    @property
+    def events(self) -> str:
+        """Channel on the results' Redis that announces events."""
+        return f"{self.prefix}events"
+
     def watcher(self, watcher_id: str) -> str:
-        """Presence key of one ``nekro.broker.event_watch.EventWatcher``."""
+        """Presence key of a 0.2 process that reads the queue ``watch.<id>`` of events."""
         return f"{self.prefix}watcher:{watcher_id}"
 
     @staticmethod

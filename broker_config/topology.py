@@ -1,13 +1,12 @@
 """Exchanges, queues and routing keys.
 
-One topic exchange, ``agent.events``, carries all events; one queue per lane carries tasks. The queue of
-lane ``rounds`` is bound to the exchange, so a round request is both an event and a task.
+One topic exchange, ``agent.events``, carries requests for rounds; one queue per lane carries tasks. The queue
+of lane ``rounds`` is bound to the exchange, so a request for a round is both an event and a task.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 from uuid import uuid4
@@ -25,16 +24,13 @@ __all__ = [
     "AGENT_EVENTS",
     "COMMAND_TASK",
     "DRAIN_TASK",
-    "EVENTS_ADDED",
     "HOOK_TASK",
     "JOB_TASK",
-    "LIVE_EVENT",
     "ROUND_REQUESTED",
     "RUN_TASK",
     "count_waiting",
     "encode_chat_key",
     "lane_queue",
-    "publish_event",
     "publish_round_requested",
     "rounds_waiting",
     "routing_key_for_chat",
@@ -43,11 +39,6 @@ __all__ = [
 
 AGENT_EVENTS: Final = Exchange("agent.events", type="topic", durable=True)
 ROUND_REQUESTED: Final = "round.requested"
-#: Event: rows were added to a chat's events. Its body is ``{"chat_key", "number", "types"}``: the number of
-#: the newest one, and the types of all; without types, as earlier releases send it, any type.
-EVENTS_ADDED: Final = "events.added"
-#: Event: something that is not kept, such as a piece of output. Its body is the event.
-LIVE_EVENT: Final = "events.live"
 #: Celery task that runs a chat's requested rounds; its only argument is the chat key.
 DRAIN_TASK: Final = "nekro.rounds.drain"
 #: Celery task that executes a background job; its only argument is the job id, which is also the task id.
@@ -120,24 +111,6 @@ def count_waiting(queue: Queue, channel: Any) -> int:
     bound.declare()
     # Not passively: kombu does not prefix the name of the list in Redis then, and finds none.
     return int(bound.queue_declare().message_count)
-
-
-def publish_event(app: Celery, event: str, chat_key: str, body: Mapping[str, Any]) -> None:
-    """Publish a JSON event of a chat to ``agent.events``; blocks for one round trip to the broker.
-
-    It declares the exchange in the publishing process, because on Redis kombu silently drops messages
-    to a topic exchange that the process has not declared.
-    """
-    with app.producer_or_acquire() as producer:
-        producer.publish(
-            dict(body),
-            exchange=AGENT_EVENTS,
-            routing_key=routing_key_for_chat(event, chat_key),
-            declare=[AGENT_EVENTS],
-            serializer="json",
-            retry=True,
-            retry_policy=app.conf.task_publish_retry_policy,
-        )
 
 
 def publish_round_requested(app: Celery, chat_key: str) -> None:

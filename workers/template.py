@@ -45,12 +45,12 @@ _DESCRIPTORS: Final = 2
 #: What every worker imports while it starts; they import the rest of it.
 MODULES: Final = (
     *WORKER_MODULES,
+    "nekro.broker.announcements",
     "nekro.broker.celery.consumer",
     "nekro.broker.celery.remote_control",
     "nekro.broker.celery.worker",
     "nekro.broker.delivery.connection",
     "nekro.broker.delivery.intake",
-    "nekro.broker.event_watch",
     "storage.database_clock",
     "storage.files",
     "storage.kv",

@@ -33,9 +33,8 @@ from worker_fleet import Fleet
 
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import DEAD_QUEUE
-from broker_config.topology import count_waiting, publish_event
+from broker_config.topology import count_waiting, publish_round_requested
 from nekro.app import use_cases
-from nekro.broker.event_watch import EventWatcher
 from nekro.broker.publishing import KombuPublisher, PublishUnknownError
 from nekro.wire.invocation import new_id
 from nekro_agent.errors import BrokerUnavailableError, OutcomeUnknownError
@@ -278,23 +277,20 @@ async def test_threads_that_wait_for_a_frozen_server_end(fleet: Fleet, rabbit: R
         return [thread.name for thread in threading.enumerate() if "nekro-publish" in thread.name]
 
     def announce() -> None:
-        publish_event(app, "events.live", "chat", {})
+        publish_round_requested(app, "chat")
 
     async with publishing(fleet) as (app, publisher):
         announce()
-        with EventWatcher(app, fleet.settings.broker, chat_key=None) as watcher:
-            rabbit.freeze()
-            try:
-                with pytest.raises(BrokerUnavailableError):
-                    await publisher.send(message_of(app, "methods"), queue="methods", may_repeat=False)
-                with pytest.raises(BrokerUnavailableError):
-                    await asyncio.wait_for(asyncio.to_thread(watcher.poll), WAIT_SECONDS)
-                with pytest.raises(OperationalError):
-                    await asyncio.wait_for(asyncio.to_thread(announce), WAIT_SECONDS)
-                await asyncio.wait_for(publisher.close(), WAIT_SECONDS)
-                await eventually(lambda: of_publisher() == [], what="the end of the publishing thread")
-            finally:
-                rabbit.thaw()
+        rabbit.freeze()
+        try:
+            with pytest.raises(BrokerUnavailableError):
+                await publisher.send(message_of(app, "methods"), queue="methods", may_repeat=False)
+            with pytest.raises(OperationalError):
+                await asyncio.wait_for(asyncio.to_thread(announce), WAIT_SECONDS)
+            await asyncio.wait_for(publisher.close(), WAIT_SECONDS)
+            await eventually(lambda: of_publisher() == [], what="the end of the publishing thread")
+        finally:
+            rabbit.thaw()
         announce()
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import pytest
@@ -173,7 +172,7 @@ async def test_live_events_of_other_releases_are_ignored(
 
     reader = asyncio.create_task(read())
     await eventually(lambda: hub.readers == 1, what="the reader")
-    hub._watch._is_up = False
+    assert await hub.listening()
     for body in (
         {"type": "unknown.kind", "data": {}},
         {"type": "model.delta"},
@@ -181,7 +180,6 @@ async def test_live_events_of_other_releases_are_ignored(
         {"type": "model.delta", "data": {"n": 1}, "at": "soon"},
     ):
         services.publisher.live(chat, body)
-    await eventually(lambda: hub._watch._is_up, what="the subscription")
     await add(services, chat)
     await reader
     assert [event.data for event in got] in ([{"n": 0}], [{"n": 1}, {"n": 0}])
@@ -194,8 +192,14 @@ async def test_the_first_reader_gets_what_came_before_its_subscription(
     monkeypatch.setattr(hubs, "FRESH_SECONDS", 3600)  # the check that would find the event all the same
     hub = EventHub(services)
     hub.start()
-    may_subscribe = threading.Event()
-    hub._watch._thread.submit(may_subscribe.wait)
+    may_subscribe, subscription = asyncio.Event(), hub._announcements._subscription
+    listen = subscription.listen
+
+    async def listen_later() -> NoReturn:
+        await may_subscribe.wait()
+        await listen()
+
+    monkeypatch.setattr(subscription, "listen", listen_later)
     try:
         reading = asyncio.ensure_future(anext(hub.stream(chat)))
         await eventually(lambda: hub.readers == 1, what="the reader")

@@ -1,20 +1,22 @@
-"""Watching a chat's events: delivery, losses, and clean-up."""
+"""Announcements of events: delivery, losses, and clean-up of what 0.2 left."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import pytest
 import redis
+from kombu import Queue
+from waiting import WAIT_SECONDS, eventually
 
 from broker_config.app import create_app
 from broker_config.settings import DatabaseSettings, Settings
-from broker_config.topology import publish_event, publish_round_requested
-from nekro.broker import event_watch as watching
-from nekro.broker.event_watch import EventWatcher, drop_abandoned
+from broker_config.topology import AGENT_EVENTS, publish_round_requested
+from nekro.broker.announcements import Announcements, Announcer
+from nekro.cli.commands.tail import chat_events
 from nekro.cli.environment import environment_of
 from nekro.cli.main import main
 from nekro_agent.errors import BrokerUnavailableError
@@ -40,97 +42,158 @@ def keys(settings: Settings, pattern: str) -> list[bytes]:
         return sorted(client.scan_iter(f"{settings.broker.key_prefix}{pattern}"))
 
 
-def test_a_watcher_gets_only_the_events_of_its_chat(settings: Settings) -> None:
-    app = create_app(settings)
-    publish_event(app, "events.added", CHAT, {"id": "before"})
-    with EventWatcher(app, settings.broker, chat_key=CHAT) as watcher:
-        publish_event(app, "events.added", CHAT, {"id": "1"})
-        publish_event(app, "events.added", f"{CHAT}z", {"id": "2"})
-        publish_round_requested(app, CHAT)
-        got = [(event.name, dict(event.body)) for event in watcher.poll()]
-        assert watcher.poll() == []
-    assert got == [("events.added", {"id": "1"}), ("round.requested", {})]
-    assert keys(settings, "watch*") == []
+class Heard:
+    """What one process hears."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.begun = 0
+        self.added: list[tuple[str, int, frozenset[str]]] = []
+        self.live: list[tuple[str, dict[str, Any]]] = []
+        self.announcements = Announcements(
+            settings,
+            on_added=lambda *added: self.added.append(added),
+            on_live=lambda chat_key, event: self.live.append((chat_key, dict(event))),
+            on_begun=self._begin,
+        )
+
+    def _begin(self) -> None:
+        self.begun += 1
+
+    async def __aenter__(self) -> Self:
+        self.announcements.need(True)
+        assert await self.announcements.listening(seconds=WAIT_SECONDS)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.announcements.close()
 
 
-def test_an_event_that_is_published_while_its_watcher_ends_leaves_no_queue(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+async def test_announcements_of_any_chat_arrive_in_order(settings: Settings) -> None:
+    announcer = Announcer(settings)
+    announcer.added("before", 1, frozenset())
+    before = keys(settings, "*")
+    async with Heard(settings) as one, Heard(settings) as other:
+        announcer.added(CHAT, 1, frozenset({"message.sent", "call.ended"}))
+        announcer.live("x" * 500, {"type": "model.delta", "data": {"text": "\ud800群"}})
+        announcer.added("群聊" * 80, 2, frozenset())
+        for heard in (one, other):
+            await eventually(lambda heard=heard: len(heard.added) == 2, what="the announcements")
+            assert heard.added == [
+                (CHAT, 1, frozenset({"message.sent", "call.ended"})),
+                ("群聊" * 80, 2, frozenset()),
+            ]
+            ((chat_key, event),) = heard.live
+            assert chat_key == event["chat_key"] == "x" * 500
+            assert event["data"] == {"text": "\ud800群"}
+        assert (one.begun, other.begun) == (1, 1)
+        assert keys(settings, "*") == before, "nothing is stored"
+    announcer.close()
+
+
+async def test_announcements_that_nobody_needs_are_not_received(settings: Settings) -> None:
+    announcer, channel = Announcer(settings), f"{settings.broker.key_prefix}events"
+    with redis.Redis.from_url(str(settings.broker.url)) as client:
+
+        def subscribers() -> int:
+            return int(client.pubsub_numsub(channel)[0][1])
+
+        async with Heard(settings) as heard:
+            heard.announcements.need(False)
+            await eventually(lambda: subscribers() == 0, what="the end of the subscription")
+            assert not await heard.announcements.listening(seconds=0)
+            announcer.added(CHAT, 1, frozenset())
+            heard.announcements.need(True)
+            assert await heard.announcements.listening(seconds=WAIT_SECONDS)
+            announcer.added(CHAT, 2, frozenset())
+            await eventually(lambda: heard.added == [(CHAT, 2, frozenset())], what="the second one")
+            assert heard.begun == 2
+        await eventually(lambda: subscribers() == 0, what="the end of the subscription")
+    announcer.close()
+
+
+async def test_messages_of_other_releases_are_ignored(settings: Settings) -> None:
+    announcer = Announcer(settings)
+    async with Heard(settings) as heard:
+        for message in (
+            b"", b"{", b"\xff", b"[]", b"5", b'{"kind":"added"}', b'{"kind":"added","body":[]}',
+            b'{"kind":"added","body":{"chat_key":5,"number":1}}', b'{"kind":"live","body":{"chat_key":null}}',
+            b'{"kind":"added","body":{"chat_key":"c","number":"1"}}',
+            b'{"kind":"other","body":{"chat_key":"c"}}',
+            b'{"kind":"added","body":{"chat_key":"c","number":1,"types":{"a":1}}}', b"[" * 100_000,
+        ):  # fmt: skip
+            announcer._client.publish(announcer._channel, message)
+        announcer._client.publish(
+            announcer._channel, b'{"kind":"added","body":{"chat_key":"c","number":1,"types":["a",2],"new":1}}'
+        )
+        await eventually(lambda: heard.added == [("c", 1, frozenset({"a"}))], what="the known one")
+        assert heard.live == [] and heard.begun == 1
+    announcer.close()
+
+
+async def test_a_process_that_is_too_far_behind_begins_again(
+    make_settings: Callable[..., Settings], own_redis: Any
 ) -> None:
-    watcher = EventWatcher(create_app(settings), settings.broker, chat_key=CHAT).__enter__()
-    queue = f"{settings.broker.key_prefix}watch.{watcher._id}"
-
-    def publish_late(_seconds: float) -> None:
-        """A publisher has read the bindings before the watcher deleted its own."""
-        with redis.Redis.from_url(str(settings.broker.url)) as client:
-            client.lpush(queue, "late")
-
-    monkeypatch.setattr(watching.time, "sleep", publish_late)
-    watcher.__exit__(None, None, None)
-    assert keys(settings, "watch*") == []
-
-
-def test_a_watcher_of_all_chats_gets_announcements_and_live_events_only(settings: Settings) -> None:
-    app = create_app(settings)
-    with EventWatcher(app, settings.broker, chat_key=None) as watcher:
-        publish_event(app, "events.added", CHAT, {"number": 1})
-        publish_event(app, "events.live", "x" * 500, {"type": "model.delta"})
-        publish_round_requested(app, CHAT)
-        got = [(event.name, dict(event.body)) for event in watcher.poll()]
-    assert got == [("events.added", {"number": 1}), ("events.live", {"type": "model.delta"})]
-
-
-def test_events_that_a_slow_watcher_does_not_fetch_are_dropped_and_counted(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watching, "MAX_WAITING", 3)
-    monkeypatch.setattr(watching, "RENEWALS", 1e9)
-    app = create_app(settings)
-    with EventWatcher(app, settings.broker, chat_key=CHAT) as watcher:
-        for number in range(5):
-            publish_event(app, "events.added", CHAT, {"id": number})
-        assert watcher.poll() == []
-        assert watcher.dropped == 5
-        publish_event(app, "events.added", CHAT, {"id": 6})
-        assert [event.body for event in watcher.poll()] == [{"id": 6}]
+    """Redis disconnects it; results of calls have another connection."""
+    settings = make_settings(broker={"url": own_redis.url})
+    announcer = Announcer(settings)
+    async with Heard(settings) as heard:
+        with redis.Redis.from_url(own_redis.url) as client:
+            client.config_set("client-output-buffer-limit", "pubsub 1mb 1mb 1")
+            # The loop does nothing meanwhile.
+            channel, text = f"{settings.broker.key_prefix}events", "x" * (1 << 20)
+            while client.pubsub_numsub(channel)[0][1]:
+                announcer.live(CHAT, {"text": text})
+        await eventually(lambda: heard.begun == 2, what="the second subscription")
+        announcer.added(CHAT, 7, frozenset())
+        await eventually(lambda: (CHAT, 7, frozenset()) in heard.added, what="a later announcement")
+    announcer.close()
 
 
 async def test_the_sweep_deletes_the_queues_of_killed_watchers_only(
     settings: Settings,
 ) -> None:
+    """Processes of 0.2 have such queues."""
     app = create_app(settings)
-    killed = EventWatcher(app, settings.broker, chat_key=CHAT).__enter__()
-    with EventWatcher(app, settings.broker, chat_key=CHAT) as living:
-        publish_event(app, "events.added", CHAT, {"id": 1})
+    prefix = settings.broker.key_prefix
+    with app.connection_for_write() as connection:
+        for name in ("watch.living", "watch.killed", "rounds-too"):
+            queue = Queue(name, exchange=AGENT_EVENTS, routing_key="#.chat", durable=False)
+            queue(connection.default_channel).declare()
         with redis.Redis.from_url(str(settings.broker.url)) as client:
-            client.delete(killed._presence_key)  # as if its time had expired
-        seconds = await WatchSweep(app, settings.broker).sweep()
-        assert seconds is not None and seconds > 1
-        assert len(keys(settings, "watch.*")) == 1
-        assert len(await asyncio.to_thread(living.poll)) == 1
-        assert drop_abandoned(app, settings.broker) == 0
-    assert keys(settings, "watch*") == []
+            client.set(f"{prefix}watcher:living", "1")
+            await asyncio.to_thread(publish_round_requested, app, "chat")
+            assert len(keys(settings, "watch.*")) == 2
+            seconds = await WatchSweep(app, settings.broker).sweep()
+            assert seconds is not None and seconds > 1
+            assert keys(settings, "watch.*") == [f"{prefix}watch.living".encode()]
+            await asyncio.to_thread(publish_round_requested, app, "chat")
+            lengths = [
+                client.llen(f"{prefix}{name}") for name in ("watch.living", "watch.killed", "rounds-too")
+            ]
+            assert lengths == [2, 0, 2]
 
 
-def test_a_watcher_continues_after_redis_lost_its_data(
-    make_settings: Callable[..., Settings], own_redis: Any, monkeypatch: pytest.MonkeyPatch
+async def test_announcements_are_received_again_after_redis_was_killed(
+    make_settings: Callable[..., Settings], own_redis: Any
 ) -> None:
     settings = make_settings(broker={"url": own_redis.url})
-    monkeypatch.setattr(watching, "RENEWALS", 1e9)
-    app = create_app(settings)
-    with EventWatcher(app, settings.broker, chat_key=CHAT) as watcher:
+    async with Heard(settings) as heard:
         own_redis.kill()
-        with pytest.raises(BrokerUnavailableError):
-            watcher.poll()
+        await eventually(lambda: heard.announcements.failure is not None, what="the end of the subscription")
+        assert not await heard.announcements.listening(seconds=0)
         own_redis.start()
-        watcher.poll()
-        publish_event(create_app(settings), "events.added", CHAT, {"id": 1})
-        assert [event.body for event in watcher.poll()] == [{"id": 1}]
+        await eventually(lambda: heard.begun == 2, what="the second subscription")
+        assert heard.announcements.failure is None
+        announcer = Announcer(settings)
+        announcer.added(CHAT, 1, frozenset())
+        await eventually(lambda: heard.added == [(CHAT, 1, frozenset())], what="the announcement")
+        announcer.close()
 
 
-def test_an_unreachable_broker_is_named(make_settings: Callable[..., Settings]) -> None:
+async def test_an_unreachable_broker_is_named(make_settings: Callable[..., Settings]) -> None:
     settings = make_settings(broker={"url": "redis://127.0.0.1:1/0"})
     with pytest.raises(BrokerUnavailableError, match=r"127\.0\.0\.1:1"):
-        EventWatcher(create_app(settings), settings.broker, chat_key=CHAT).__enter__()
+        await anext(chat_events(settings, Database(settings.database, settings.data_dir), CHAT))
 
 
 def test_tail_reports_that_nothing_runs(

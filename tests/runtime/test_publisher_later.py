@@ -24,20 +24,26 @@ class Sent(list[tuple[str, int]]):
         self.gate = threading.Event()
         self.gate.set()
 
-    def send(self, _app: object, _name: str, chat_key: str, body: Mapping[str, Any]) -> None:
+    def added(self, chat_key: str, number: int, _types: frozenset[str] = frozenset()) -> None:
         assert self.gate.wait(WAIT_SECONDS)
-        self.append((chat_key, body["number"]))
+        self.append((chat_key, number))
+
+    def live(self, chat_key: str, event: Mapping[str, Any]) -> None:
+        self.added(chat_key, event["number"])
+
+    def close(self) -> None:
+        """There is no connection."""
 
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     sent = Sent()
-    monkeypatch.setattr(module, "publish_event", sent.send)
+    monkeypatch.setattr(module, "Announcer", lambda _: sent)
     return sent
 
 
 @pytest.fixture
-def publisher() -> EventPublisher:
+def publisher(sent: Sent) -> EventPublisher:
     return EventPublisher(create_app(Settings.load(env_file=None, broker={"url": "redis://127.0.0.1:1/0"})))
 
 

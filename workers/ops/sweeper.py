@@ -1,8 +1,8 @@
 """The sweep: finds recorded work that has no worker or whose message was lost, and sends it again.
 
 Every worker has a sweeper, whatever its lane, because a fleet without rounds workers has timers and
-jobs too. A lease lets one of them sweep at a time. The sweep also drops queues on `agent.events` whose
-watcher was killed."""
+jobs too. A lease lets one of them sweep at a time. The sweep also drops the queues that
+processes of 0.2 bound to `agent.events` and left when they were killed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from typing import TYPE_CHECKING, Final
 from celery import Celery
 from loguru import logger
 
-from broker_config.keys import ABANDONED_SECONDS
+from broker_config.keys import Keys
+from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import AgentSettings, BrokerSettings
+from broker_config.topology import AGENT_EVENTS
+from broker_config.urls import is_redis
 from nekro.app.calls.detached import settle
 from nekro.app.calls.records import outcome_unknown
 from nekro.app.chats.publisher import EventPublisher
 from nekro.app.leases import SWEEP, HeldLease, LeaseKeeper
 from nekro.base.tasks import end_tasks, log_errors
+from nekro.broker.celery.names import delete_binding
 from nekro.broker.delivery.messages import CallMessage
-from nekro.broker.event_watch import drop_abandoned
 from nekro_agent.durations import POLL_SECONDS
 from nekro_agent.errors import (
     FencedError,
@@ -89,8 +92,17 @@ class CallSweep:
                 logger.bind(call_id=call.id, error=str(exc)).warning("call_cannot_be_sent_again")
 
 
+#: How long the queue of a watcher is kept after the watcher died or lost its connection.
+ABANDONED_SECONDS: Final = 120
+#: Prefix of the queues of watchers, followed by the watcher's id.
+_WATCH_PREFIX: Final = "watch."
+
+
 class WatchSweep:
-    """Drops abandoned queues of watchers, as often as such a queue expires."""
+    """Drops the queues in Redis that killed gateways and commands of 0.2 left, as often as they expire.
+
+    Such a queue would collect requests for rounds for ever. Goes when no process of 0.2 can be in a fleet.
+    """
 
     def __init__(self, app: Celery, settings: BrokerSettings) -> None:
         self._app = app
@@ -101,10 +113,28 @@ class WatchSweep:
         """Drop abandoned queues; returns the seconds until the next check."""
         if time.monotonic() >= self._next_at:
             self._next_at = time.monotonic() + ABANDONED_SECONDS
-            dropped = await asyncio.to_thread(drop_abandoned, self._app, self._settings)
+            dropped = await asyncio.to_thread(self._drop_abandoned)
             if dropped:
                 logger.bind(queues=dropped).info("abandoned_watchers_dropped")
         return self._next_at - time.monotonic()
+
+    def _drop_abandoned(self) -> int:
+        """Delete the queues of watchers whose presence has expired; returns how many."""
+        if not is_redis(self._settings.url or ""):
+            return 0  # RabbitMQ deletes them
+        keys, endpoint = (
+            Keys(prefix=self._settings.key_prefix),
+            RedisEndpoint(self._settings, self._settings.url),
+        )
+        dropped = 0
+        with self._app.connection_for_write() as connection, endpoint.client() as client:
+            channel = connection.default_channel
+            for routing_key, pattern, queue in channel.get_table(AGENT_EVENTS.name):
+                watcher = queue.removeprefix(_WATCH_PREFIX)
+                if watcher != queue and not client.exists(keys.watcher(watcher)):
+                    delete_binding(channel, queue, AGENT_EVENTS.name, routing_key, pattern)
+                    dropped += 1
+        return dropped
 
 
 #: Does the due work of one kind; returns the seconds until there is more, or None if that is unknown.

@@ -1,7 +1,8 @@
-"""Publishes events from coroutines: outside of the event loop, in bounded time, without raising.
+"""Publishes requests and announcements from coroutines: outside of the event loop, in bounded time, without
+raising.
 
-An event announces a row that is already committed. If it cannot be published, that is logged,
-and the sweep announces the row later.
+An announcement names a row that is already committed. If it cannot be published, that is logged. Readers of
+events find the row by themselves, and the sweep repeats what workers must hear.
 """
 
 from __future__ import annotations
@@ -19,15 +20,13 @@ from celery import Celery
 from loguru import logger
 
 from broker_config.topology import (
-    EVENTS_ADDED,
     JOB_TASK,
-    LIVE_EVENT,
     count_waiting,
-    publish_event,
     publish_round_requested,
     rounds_waiting,
     sending_queue,
 )
+from nekro.broker.announcements import Announcer
 from nekro.broker.celery.names import request_of
 from nekro.broker.celery.remote_control import name_request, revoke, revoke_request
 from nekro.broker.delivery.messages import CallMessage
@@ -49,7 +48,7 @@ _MOST_LATER: Final = 64
 
 
 class EventPublisher:
-    """Publishes to ``agent.events`` for one process."""
+    """Publishes what the rows of one process announce."""
 
     def __init__(self, app: Celery, *, adapters: Collection[str] = ()) -> None:
         """Create it; ``close`` it.
@@ -58,6 +57,7 @@ class EventPublisher:
             adapters: keys of the adapters whose clients fetch what the agent sends.
         """
         self._app, self.adapters = app, frozenset(adapters)
+        self._announcer = Announcer(app.nekro_settings)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="publish")
         self._delayed = _DelayedEvents(self._pool, seconds=2 * DEFER_SECONDS)
         #: Number of the newest event of each chat that is not announced yet, and the types of all of these.
@@ -161,8 +161,8 @@ class EventPublisher:
         if waits:
             return
         send = partial(self._send_added, chat_key)
-        if not (later and self._delayed.add(EVENTS_ADDED, send)):
-            self._submit(EVENTS_ADDED, send)
+        if not (later and self._delayed.add("events.added", send)):
+            self._submit("events.added", send)
 
     def live(self, chat_key: str, event: Mapping[str, Any]) -> bool:
         """Publish a live event; returns at once. False when it was dropped, because too many wait."""
@@ -170,20 +170,19 @@ class EventPublisher:
             if self._live_waiting >= _MOST_LIVE:
                 return False
             self._live_waiting += 1
-        self._submit(LIVE_EVENT, partial(self._send_live, chat_key, {**event, "chat_key": chat_key}))
+        self._submit("events.live", partial(self._send_live, chat_key, event))
         return True
 
     def _send_added(self, chat_key: str) -> None:
         with self._lock:
             added = self._added.pop(chat_key, None)
         if added is not None:
-            body = {"chat_key": chat_key, "number": added[0], "types": sorted(added[1])}
-            publish_event(self._app, EVENTS_ADDED, chat_key, body)
+            self._announcer.added(chat_key, *added)
 
     def _send_live(self, chat_key: str, event: Mapping[str, Any]) -> None:
         with self._lock:
             self._live_waiting -= 1
-        publish_event(self._app, LIVE_EVENT, chat_key, event)
+        self._announcer.live(chat_key, event)
 
     def _submit(self, name: str, send: Callable[[], object]) -> None:
         with suppress(RuntimeError):  # the process is closing; readers look by themselves
@@ -194,7 +193,8 @@ class EventPublisher:
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._delayed.send_all()
         for chat_key in list(self._added):
-            _attempt(EVENTS_ADDED, partial(self._send_added, chat_key))
+            _attempt("events.added", partial(self._send_added, chat_key))
+        self._announcer.close()
 
     async def _publish(self, name: str, send: Callable[[], T]) -> T | None:
         return await asyncio.get_running_loop().run_in_executor(self._pool, _attempt, name, send)

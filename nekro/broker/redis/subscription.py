@@ -35,15 +35,17 @@ class Subscription:
         on_message: Callable[[bytes], None],
         *,
         on_subscribed: Callable[[], None] = lambda: None,
+        on_broken: Callable[[Exception], None] = lambda _: None,
     ) -> None:
         """Set the channel and the callbacks; ``listen`` connects.
 
         Args:
             on_message: called on the loop with each message; its errors are logged.
             on_subscribed: called after each subscription; earlier messages may have been missed.
+            on_broken: called with the reason when messages are missed from now on; the next attempt follows.
         """
         self.channel = channel
-        self._on_subscribed = on_subscribed
+        self._on_subscribed, self._on_broken = on_subscribed, on_broken
         self._link = RedisLink(broker, url, on_message=on_message)
         self._proved_at = float("-inf")
         #: When the newest answered ping was sent.
@@ -73,9 +75,11 @@ class Subscription:
                 while await self._is_subscribed():
                     self._proved_at = time.monotonic()
                     await asyncio.sleep(FRESH_SECONDS)
+                raise redis.ConnectionError("the connection to Redis was replaced")
             except (redis.RedisError, OSError) as exc:  # missed messages are read elsewhere
                 logger.bind(channel=self.channel, error=str(exc)).debug("subscription_broken")
-            self._proved_at = float("-inf")
+                self._proved_at = float("-inf")
+                self._on_broken(exc)
             await asyncio.sleep(RETRY_SECONDS)
 
     async def settle(self) -> None:

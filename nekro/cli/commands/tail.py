@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
-from broker_config.topology import LIVE_EVENT
 from nekro.cli.command import Deps, arg, chat_key, positive_int, positive_number
 from nekro.cli.gateway_client import open_client
 from nekro.cli.output import one_line
@@ -19,11 +19,9 @@ from nekro.cli.running import run_async
 from nekro.cli.services.ownership import require_running
 from nekro.cli.services.presence import require_broker
 from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS, PROGRAM_SECONDS
-from nekro_agent.errors import BrokerUnavailableError
 from nekro_agent.tools.visible_text import visible_lines
 
 if TYPE_CHECKING:
-    from nekro.broker.event_watch import EventWatcher, WatchedEvent
     from storage.engine import Database
     from storage.repositories.events import ChatEvent
 
@@ -46,8 +44,7 @@ examples:
 
 Prints messages, turns, rounds, calls and jobs of the chat as they are recorded, with the code of rounds, what
 it prints while it runs, and the arguments and results of calls. Past events are not shown
-(`nekro history` shows the past). They are read from the database; the queue that this command binds to the
-exchange `agent.events` only announces new rows.
+(`nekro history` shows the past). They are read from the database; a channel of Redis only announces new rows.
 Ctrl-C, --count and --seconds end it with exit code 0. `--json` prints one object per line: {number, type, at,
 chat_key, turn_id, round_id, call_id, message_id, data}.
 """
@@ -57,6 +54,8 @@ _TEXT_COLUMNS: Final = 100
 _CODE_LINES: Final = 40
 #: Events of one reading.
 _PAGE: Final = 200
+#: Live events that wait to be shown; of more the oldest are dropped.
+_MOST_LIVE: Final = 1_000
 #: Data of rounds, calls and jobs that a line shows.
 _SHOWN: Final = ("method", "type", "state", "stop_type", "percent", "message", "model")
 
@@ -84,51 +83,87 @@ def run(args: Args, deps: Deps) -> int:
 
 
 async def _tail(args: Args, settings: Settings, deps: Deps) -> None:
-    from broker_config.app import create_app
     from broker_config.embedded import resolve_settings
-    from nekro.broker.event_watch import EventWatcher
     from storage.engine import Database
 
     settings = resolve_settings(settings)
     shown = 0
-    async with Database(settings.database, settings.data_dir) as database:
-        with EventWatcher(create_app(settings), settings.broker, chat_key=args.chat_key) as watcher:
-            last = await _newest(database, args.chat_key)
-            deps.output.words(f"watching chat {args.chat_key}; Ctrl-C ends")
-            async for live in _wakings(watcher, seconds=args.seconds):
-                for chunk in live:
-                    show_output(chunk, args, deps)
-                for event in await _read(database, args.chat_key, after=last):
-                    last = event.number
-                    show(_values(event), args, deps)
-                    shown += 1
-                    if shown == args.count:
-                        return
+    async with (
+        Database(settings.database, settings.data_dir) as database,
+        contextlib.aclosing(chat_events(settings, database, args.chat_key, seconds=args.seconds)) as batches,
+    ):
+        await anext(batches)
+        deps.output.words(f"watching chat {args.chat_key}; Ctrl-C ends")
+        async for batch in batches:
+            for event in batch:
+                if "number" not in event:
+                    show_output(event, args, deps)
+                    continue
+                show(event, args, deps)
+                shown += 1
+                if shown == args.count:
+                    return
 
 
 async def chat_events(
-    settings: Settings, database: Database, chat_key: str
+    settings: Settings, database: Database, chat_key: str, *, seconds: float | None = None
 ) -> AsyncGenerator[list[dict[str, Any]], None]:
-    """Yield the events of a chat from now on, live ones too, in batches, as ``--json`` prints them; no end.
+    """Yield the events of a chat from now on, live ones too, in batches, as ``--json`` prints them.
 
     The first batch is empty: events from then on are received. Later ones are empty when nothing happened for
     a while.
 
+    Args:
+        seconds: how long; None: without end.
+
     Raises:
         BrokerUnavailableError: the broker does not answer.
     """
-    from broker_config.app import create_app
     from broker_config.embedded import resolve_settings
-    from nekro.broker.event_watch import EventWatcher
+    from nekro.broker.announcements import Announcements
+    from nekro.broker.publishing import unavailable
 
-    settings = resolve_settings(settings)
-    with EventWatcher(create_app(settings), settings.broker, chat_key=chat_key) as watcher:
+    woken = asyncio.Event()
+    live: deque[dict[str, Any]] = deque(maxlen=_MOST_LIVE)
+
+    def on_added(key: str, _number: int, _types: frozenset[str]) -> None:
+        if key == chat_key:
+            woken.set()
+
+    def on_live(key: str, event: Mapping[str, Any]) -> None:
+        if key == chat_key:
+            live.append(dict(event))
+            woken.set()
+
+    announcements = Announcements(
+        resolve_settings(settings), on_added=on_added, on_live=on_live, on_begun=woken.set
+    )
+    announcements.need(True)
+    try:
+        while not await announcements.listening(seconds=POLL_SECONDS):
+            if announcements.failure is not None:
+                raise unavailable(announcements.url, announcements.failure)
         last = await _newest(database, chat_key)
         yield []
-        async for live in _wakings(watcher, seconds=None):
+        answered_at = time.monotonic()
+        end = answered_at + seconds if seconds is not None else float("inf")
+        while (now := time.monotonic()) < end:
+            with contextlib.suppress(TimeoutError):  # also without an announcement, which may be lost
+                async with asyncio.timeout(min(FRESH_SECONDS, end - now)):
+                    await woken.wait()
+            woken.clear()
+            if announcements.failure is None:
+                answered_at = time.monotonic()
+            elif time.monotonic() - answered_at > PROGRAM_SECONDS:
+                raise unavailable(announcements.url, announcements.failure)
             events = await _read(database, chat_key, after=last)
             last = events[-1].number if events else last
-            yield [*(dict(one) for one in live), *map(_values, events)]
+            batch = [*live, *map(_values, events)]
+            live.clear()
+            yield batch
+            await asyncio.sleep(POLL_SECONDS)
+    finally:
+        await announcements.close()
 
 
 async def _newest(database: Database, chat_key: str) -> int:
@@ -139,36 +174,6 @@ async def _newest(database: Database, chat_key: str) -> int:
 async def _read(database: Database, chat_key: str, *, after: int) -> list[ChatEvent]:
     async with database.read() as transaction:
         return await transaction.events.after(chat_key, number=after, limit=_PAGE)
-
-
-async def _wakings(watcher: EventWatcher, *, seconds: float | None) -> AsyncIterator[list[Mapping[str, Any]]]:
-    """Yield the live events that came when the chat may have new ones, for ``seconds``; None: without end."""
-    end = time.monotonic() + seconds if seconds is not None else float("inf")
-    answered_at, woken_at = time.monotonic(), 0.0
-    while time.monotonic() < end:
-        came: list[WatchedEvent] = []
-        try:
-            came = await _polled(watcher)
-            answered_at = time.monotonic()
-        except BrokerUnavailableError:
-            if time.monotonic() - answered_at > PROGRAM_SECONDS:
-                raise
-        # Also without an announcement, which may be lost.
-        if came or time.monotonic() - woken_at > FRESH_SECONDS:
-            woken_at = time.monotonic()
-            yield [event.body for event in came if event.name == LIVE_EVENT]
-        await asyncio.sleep(POLL_SECONDS)
-
-
-async def _polled(watcher: EventWatcher) -> list[WatchedEvent]:
-    poll = asyncio.ensure_future(asyncio.to_thread(watcher.poll))
-    try:
-        return await asyncio.shield(poll)
-    except asyncio.CancelledError:
-        # The watcher is not thread-safe, and this thread is about to close it: let the poll end first.
-        await asyncio.wait({poll})
-        poll.exception()  # retrieved, as asyncio would log it otherwise
-        raise
 
 
 def _values(event: ChatEvent) -> dict[str, Any]:

@@ -12,16 +12,33 @@ again. The hub compares the newest event that it has with the database's, at eac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from loguru import logger
 
 from nekro.app.services import Services
 from nekro.base.tasks import end_tasks, log_errors
-from nekro.gateway.streams.events import Channel, Position, Reader, StreamEvent, mark_of, stream_event
-from nekro.gateway.streams.watch import EventWatch
+from nekro.broker.announcements import Announcements
+from nekro.gateway.streams.events import (
+    Channel,
+    Position,
+    Reader,
+    StreamEvent,
+    live_event,
+    mark_of,
+    stream_event,
+)
 from nekro.operations.actor import Identity
 from nekro_agent.durations import FRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import StorageError
@@ -68,8 +85,8 @@ class EventHub:
         self._publisher = services.publisher
         #: Set when announcements begin to be received: those before were missed.
         self._begun = asyncio.Event()
-        self._watch = EventWatch(
-            services, on_added=self._added, on_live=self._live, on_begun=self._begin_to_receive
+        self._announcements = Announcements(
+            services.settings, on_added=self._added, on_live=self._live, on_begun=self._begin_to_receive
         )
         self._observers: list[Observer] = []
         #: Whose streams are open, and what ends each.
@@ -87,7 +104,6 @@ class EventHub:
         self._loop = asyncio.get_running_loop()
         # What this process itself adds needs no broker.
         self._publisher.listeners.append(self._announced_here)
-        self._watch.start()
         self._checking = asyncio.create_task(self._check_repeatedly(), name="nekro-event-check")
 
     def end(self) -> None:
@@ -102,7 +118,7 @@ class EventHub:
         if self._announced_here in self._publisher.listeners:
             self._publisher.listeners.remove(self._announced_here)
         await end_tasks(self._checking, *(channel.reading for channel in self._channels.values()))
-        await self._watch.close()
+        await self._announcements.close()
 
     @property
     def readers(self) -> int:
@@ -213,7 +229,7 @@ class EventHub:
 
     async def listening(self) -> bool:
         """Wait until what is announced from now on is received; False if the broker does not answer."""
-        return await self._watch.listening(seconds=FRESH_SECONDS)
+        return await self._announcements.listening(seconds=FRESH_SECONDS)
 
     def announced(self, chat_key: str, number: int) -> None:
         """Read the new events of a chat, if it has readers."""
@@ -239,12 +255,16 @@ class EventHub:
             observer.missed()
 
     def _need(self) -> None:
-        self._watch.need(bool(self._channels or self._live_readers or self._observers))
+        has_readers = bool(self._channels or self._live_readers or self._observers)
+        self._announcements.need(has_readers and not self._is_closed)
 
-    def _live(self, chat_key: str, event: StreamEvent) -> None:
+    def _live(self, chat_key: str, body: Mapping[str, Any]) -> None:
         channel = self._channels.get(chat_key)
-        for reader in (*(channel.readers if channel else ()), *self._live_readers.get(chat_key, ())):
-            reader.add_live(event)
+        readers = (*(channel.readers if channel else ()), *self._live_readers.get(chat_key, ()))
+        event = live_event(body) if readers else None
+        if event is not None:
+            for reader in readers:
+                reader.add_live(event)
 
     @contextmanager
     def _reading(self, chat_key: str, newest: Position, position: int) -> Iterator[tuple[Channel, Reader]]:
