@@ -17,13 +17,11 @@ if TYPE_CHECKING:
     from storage.accounts.openai_responses import OpenAIResponseRepository
     from storage.accounts.spendings import SpendingRepository
     from storage.accounts.stored_bytes import StoredByteRepository
+    from storage.adapters import AdapterRepository
     from storage.catalogue import CatalogueRepository, WorkerListing
     from storage.listings.changes import ChangeListing
     from storage.listings.chats import ChatListing, TurnListing, TurnSearch
     from storage.listings.series import OverviewRepository, SeriesRepository, SpendingReportRepository
-    from storage.outbound.adapters import AdapterRepository
-    from storage.outbound.mcp_servers import McpServerRepository
-    from storage.outbound.webhooks import WebhookRepository
     from storage.repositories.call_progress import CallProgressRepository, DetachedCallRepository
     from storage.repositories.calls import CallRepository
     from storage.repositories.chats import (
@@ -75,7 +73,7 @@ class Transaction:
         "storage.repositories.plugin_states:ActivationRepository"
     )
     #: Clients of adapters, and what they are sent.
-    adapters: _Lazy[AdapterRepository] = _Lazy("storage.outbound.adapters:AdapterRepository")
+    adapters: _Lazy[AdapterRepository] = _Lazy("storage.adapters:AdapterRepository")
     #: Requests for approval of calls.
     approvals: _Lazy[ApprovalRepository] = _Lazy("storage.accounts.approvals:ApprovalRepository")
     #: Administrative acts.
@@ -120,8 +118,6 @@ class Transaction:
     )
     #: Leases by name.
     leases: _Lazy[LeaseRepository] = _Lazy("storage.repositories.leases:LeaseRepository")
-    #: MCP servers and their tools.
-    mcp_servers: _Lazy[McpServerRepository] = _Lazy("storage.outbound.mcp_servers:McpServerRepository")
     #: Messages of chats.
     messages: _Lazy[MessageRepository] = _Lazy("storage.repositories.messages:MessageRepository")
     #: Responses of the OpenAI-compatible API.
@@ -160,8 +156,6 @@ class Transaction:
     turn_search: _Lazy[TurnSearch] = _Lazy("storage.listings.chats:TurnSearch")
     #: Variables of programs, by turn.
     variables: _Lazy[VariableRepository] = _Lazy("storage.repositories.chats:VariableRepository")
-    #: Subscriptions of URLs to events, and their deliveries.
-    webhooks: _Lazy[WebhookRepository] = _Lazy("storage.outbound.webhooks:WebhookRepository")
     #: Workers for lists.
     worker_listing: _Lazy[WorkerListing] = _Lazy("storage.catalogue:WorkerListing")
 

@@ -69,7 +69,6 @@ PARTS = {
         "repositories": ("*", "driver"),
         "accounts": ("*", "driver", "repositories"),
         "listings": ("*", "driver", "repositories"),
-        "outbound": ("*", "driver", "repositories"),
         "migrations": ("*",),
     },
     "nekro/sandbox": {

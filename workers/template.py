@@ -55,7 +55,6 @@ MODULES: Final = (
     "storage.files",
     "storage.kv",
     "storage.migrate",
-    "storage.outbound.mcp_servers",
     "storage.repositories.timers",
     "storage.retention",
     "storage.timer_services",

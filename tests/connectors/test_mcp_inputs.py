@@ -35,6 +35,7 @@ from nekro.app.spending import Spending
 from nekro.extensions.mcp.answers import content_of, question_id
 from nekro.extensions.mcp.declarations import Sampling
 from nekro.extensions.mcp.questions import Completion, Prompt, Question, Reply, answer_of, shown_question
+from nekro.extensions.mcp.rows import ServerRows
 from nekro.extensions.mcp.server_requests import WorkerClientRequests
 from nekro.plugins.configuration import core_config
 from nekro_agent import runtime
@@ -208,7 +209,7 @@ async def test_server_everything_asks(settings: Settings) -> None:
 async def database(migrated_copy: Callable[[str], DatabaseSettings], tmp_path: Path) -> Any:
     database = Database(migrated_copy("sqlite"), tmp_path)
     async with database.autocommit() as transaction:
-        await transaction.mcp_servers.put("odd", odd_entry(), is_enabled=True)
+        await ServerRows(transaction.connection).put("odd", odd_entry(), is_enabled=True)
     yield database
     await database.dispose()
 

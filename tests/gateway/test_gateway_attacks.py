@@ -24,6 +24,7 @@ from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
 from broker_config.settings import Settings
+from nekro.extensions.webhooks.rows import WebhookRows
 from nekro.gateway.app import create_app
 from nekro.gateway.web import bodies, requests
 from nekro.gateway.web.server import GatewayServer
@@ -102,7 +103,7 @@ async def world_of(fleet: Fleet) -> World:
             )
         )  # fmt: skip
         await transaction.approvals.add(_request(expires_at=shared_time() + timedelta(days=1)))
-        await transaction.webhooks.add(
+        await WebhookRows(transaction.connection).add(
             "hook", url="https://example.com", description="", events=["*"], chats="*"
         )
     await database.dispose()

@@ -23,9 +23,9 @@ from broker_config.settings import Settings
 from nekro.app.fleet_metrics import FleetFigures
 from nekro.app.services import Services
 from nekro.extensions.webhooks import sender
+from nekro.extensions.webhooks.rows import Webhook
 from nekro.gateway.app import create_app
 from nekro_agent.ports import IncomingMessage
-from storage.outbound.webhooks import Webhook
 from storage.repositories.events import ChatEvent
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker_config.settings import DatabaseSettings
+from nekro.extensions.mcp.rows import ServerRows
 from storage.engine import Database
 
 pytestmark = pytest.mark.extended
@@ -19,7 +20,7 @@ async def test_listings_follow_declarations(
 ) -> None:
     database = Database(migrated_copy(kind), tmp_path)
     async with database.autocommit() as transaction:
-        servers = transaction.mcp_servers
+        servers = ServerRows(transaction.connection)
         # A server of a file has a row once a worker lists it; of two workers one does.
         assert await servers.take("file", digest="d1", seconds=60)
         assert not await servers.take("file", digest="d1", seconds=60)

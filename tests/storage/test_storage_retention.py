@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from broker_config.settings import RetentionSettings
+from nekro.extensions.webhooks.rows import WebhookRows
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
 from nekro_agent.shared_clock import shared_time
@@ -98,11 +99,12 @@ async def _fill_outbound(tx: Transaction, prefix: str) -> None:
         await tx.adapters.add_message(f"{prefix}{number}", adapter_key="sse", channel_id=prefix)
     await tx.adapters.take_due(f"{prefix}-here", fence, adapter_key="sse", answer_seconds=60, limit=9)
     assert await tx.adapters.confirm(f"{prefix}0", client_id=f"{prefix}-here", answer={})
-    await tx.webhooks.add(prefix, url="https://example.com", description="", events=["*"], chats="*")
+    webhooks = WebhookRows(tx.connection)
+    await webhooks.add(prefix, url="https://example.com", description="", events=["*"], chats="*")
     await tx.events.append(prefix, [NewEvent(type="turn.ended"), NewEvent(type="turn.ended")])
-    assert await tx.webhooks.read_on(prefix, prefix, body_of=lambda event: "{}") == 2
-    (first, _) = await tx.webhooks.take_due(prefix, lease_seconds=60, limit=9)
-    await tx.webhooks.end(first.id, DeliveryState.DEAD, status=None, error="x")
+    assert await webhooks.read_on(prefix, prefix, body_of=lambda event: "{}") == 2
+    (first, _) = await webhooks.take_due(prefix, lease_seconds=60, limit=9)
+    await webhooks.end(first.id, DeliveryState.DEAD, status=None, error="x")
 
 
 async def test_old_ended_rows_are_deleted_and_open_or_recent_ones_kept(database: Database) -> None:

@@ -18,6 +18,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, inspect, select
 
 from broker_config.settings import DatabaseSettings, StoreSettings
+from nekro.extensions.webhooks.rows import WebhookRows
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore
 from storage.listings.chats import TurnFilter
@@ -124,7 +125,7 @@ async def test_rows_of_release_0_2_0_are_read_after_the_upgrade(
             assert (await tx.approvals.get("approvals-1")).method == "author.plugin.pay"
             key = await tx.keys.get("api_keys-1")
             assert (key.scopes, key.stored_bytes) == (["post", "read"], 7)
-            assert (await tx.webhooks.get("webhooks-1")).events == ["message.*"]
+            assert (await WebhookRows(tx.connection).get("webhooks-1")).events == ["message.*"]
             (user,) = await tx.records.users(platform_userid="user-1", limit=9)
             (preset,) = await tx.records.presets(preset_id=1, limit=9)
             assert (user.id, preset.id) == (1, 1)

@@ -31,6 +31,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "connectors"))
 from mcp_world import odd_entry
 from odd_server import TOOLS
 
+from nekro.extensions.mcp.rows import ServerRows
+
 pytestmark = pytest.mark.extended
 
 CHAT = "with-servers"
@@ -101,7 +103,7 @@ async def test_sandboxed_code_calls_tools_of_servers(fleet: Fleet, services: Ser
 async def test_a_server_is_declared_changed_and_removed_while_workers_run(services: Services) -> None:
     async def put(entry: dict[str, Any]) -> None:
         async with services.database.autocommit() as transaction:
-            await transaction.mcp_servers.put("second", entry, is_enabled=True)
+            await ServerRows(transaction.connection).put("second", entry, is_enabled=True)
 
     await put(odd_entry())
     # At once: the worker reads the declaration before it answers.
@@ -111,7 +113,7 @@ async def test_a_server_is_declared_changed_and_removed_while_workers_run(servic
     await put({"url": "http://127.0.0.1:9/mcp"})
     assert "cannot be reached" in (await try_on_worker(services, "mcp.second"))["error"]
     async with services.database.autocommit() as transaction:
-        await transaction.mcp_servers.put("second", odd_entry(), is_enabled=False)
+        await ServerRows(transaction.connection).put("second", odd_entry(), is_enabled=False)
     assert "it is disabled" in (await try_on_worker(services, "mcp.second"))["error"]
     await put(odd_entry())
     assert (await try_on_worker(services, "mcp.second"))["error"] is None
@@ -130,7 +132,7 @@ async def test_a_server_is_declared_changed_and_removed_while_workers_run(servic
 
     await eventually(is_listed, what="the listing of the changed declaration")
     async with services.database.autocommit() as transaction:
-        assert await transaction.mcp_servers.remove("second")
+        assert await ServerRows(transaction.connection).remove("second")
 
     async def is_gone() -> bool:
         await services.read_catalogue()

@@ -24,6 +24,8 @@ from nekro.sandbox.models import StopType
 sys.path.insert(0, str(Path(__file__).parents[1] / "connectors"))
 from test_mcp_servers import node_server, pages, python_server
 
+from nekro.extensions.mcp.rows import ServerRows
+
 __all__ = ["pages"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -167,7 +169,7 @@ async def test_sandboxed_code_calls_every_tool(
     entry = make_entry(shared, pages)
     entry["nekro"] = {**entry["nekro"], "approval": False}
     async with services.database.autocommit() as transaction:
-        await transaction.mcp_servers.put(name, entry, is_enabled=True)
+        await ServerRows(transaction.connection).put(name, entry, is_enabled=True)
 
     async def listed() -> dict[str, str]:
         await services.read_catalogue()

@@ -14,6 +14,7 @@ from waiting import WAIT_SECONDS, eventually
 from broker_config.settings import DatabaseSettings, Settings
 from nekro.app.catalogue import CatalogueReader
 from nekro.extensions.mcp.follower import McpPart
+from nekro.extensions.mcp.rows import ServerRows
 from nekro.plugins.importing import Imported
 from nekro_agent.errors import StorageUnavailableError
 from nekro_agent.plugin import NekroPlugin
@@ -78,7 +79,7 @@ async def test_servers_that_were_declared_during_an_outage_become_plugins(
     monkeypatch.setattr(servers, "_is_wanted", fails_once)
     async with services.database.begin() as tx:
         for name in ("one", "two"):
-            await tx.mcp_servers.put(name, {"url": "http://127.0.0.1:1/mcp"}, is_enabled=True)
+            await ServerRows(tx.connection).put(name, {"url": "http://127.0.0.1:1/mcp"}, is_enabled=True)
 
     async def are_published() -> bool:
         return {"mcp.one", "mcp.two"} <= await published(services)

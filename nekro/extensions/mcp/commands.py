@@ -308,11 +308,13 @@ async def _servers(settings: Settings) -> list[McpServer]:
 
 
 async def _add(args: Args, deps: Deps, settings: Settings) -> int:
+    from nekro.extensions.mcp.rows import ServerRows
+
     name, entry = args.name or "", declared(args)
     declaration, is_enabled = parse(name, entry, secrets=secret_paths(settings))
     async with open_database(settings) as database:
         async with database.autocommit() as transaction:
-            await transaction.mcp_servers.put(
+            await ServerRows(transaction.connection).put(
                 name, json.loads(declaration.to_json()), is_enabled=is_enabled and not args.disabled
             )
         servers = {server.name: server for server in await read_servers(settings, database)}
@@ -329,10 +331,12 @@ async def _add(args: Args, deps: Deps, settings: Settings) -> int:
 
 
 async def _remove(args: Args, deps: Deps, settings: Settings) -> int:
+    from nekro.extensions.mcp.rows import ServerRows
+
     name = args.name or ""
     async with open_database(settings) as database:
         async with database.autocommit() as transaction:
-            is_removed = await transaction.mcp_servers.remove(name)
+            is_removed = await ServerRows(transaction.connection).remove(name)
         servers = {server.name for server in await read_servers(settings, database)}
     if not is_removed:
         where = f"; {file_path(settings)} declares it, remove it there" if name in servers else ""

@@ -21,6 +21,7 @@ from broker_config.settings import Settings
 from nekro.base.tasks import OwnedTasks, log_errors, repeat
 from nekro.extensions.mcp.client.hub import SDK_MISSING, ServerHub, has_sdk
 from nekro.extensions.mcp.client.plugins import build_plugin, needs_approval
+from nekro.extensions.mcp.rows import ServerRows
 from nekro.extensions.mcp.server_requests import WorkerClientRequests
 from nekro.extensions.mcp.servers import (
     McpServer,
@@ -139,7 +140,7 @@ class McpServers:
         """See ``Listings``."""
         digest = _digest(server)
         async with self._database.autocommit() as transaction:
-            changed = await transaction.mcp_servers.listed(
+            changed = await ServerRows(transaction.connection).listed(
                 server.name, digest=digest, tools=tools, about=about
             )
         if changed:
@@ -148,7 +149,7 @@ class McpServers:
     async def failed(self, server: McpServer, error: str) -> None:
         """See ``Listings``."""
         async with self._database.autocommit() as transaction:
-            await transaction.mcp_servers.failed(server.name, digest=_digest(server), error=error)
+            await ServerRows(transaction.connection).failed(server.name, digest=_digest(server), error=error)
 
     # -- following ------------------------------------------------------------------------------
 
@@ -165,10 +166,11 @@ class McpServers:
     async def _read(self, *, starts: bool) -> None:
         path = file_path(self._settings)
         async with self._database.read() as transaction:
-            seen = (await transaction.mcp_servers.revisions(), await asyncio.to_thread(_stamp, path))
+            stored = ServerRows(transaction.connection)
+            seen = (await stored.revisions(), await asyncio.to_thread(_stamp, path))
             if seen == self._seen:
                 return
-            rows = await transaction.mcp_servers.all()
+            rows = await stored.all()
         fault = None
         try:
             entries = await asyncio.to_thread(read_file, path)
@@ -270,7 +272,7 @@ class McpServers:
             else:
                 seconds = _ATTEMPTS * self._settings.plugins.start_seconds
             async with self._database.autocommit() as transaction:
-                is_mine = await transaction.mcp_servers.take(
+                is_mine = await ServerRows(transaction.connection).take(
                     server.name, digest=declaration.digest, seconds=seconds
                 )
             if is_mine:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from broker_config.secret_files import secret_paths
 from nekro.app.services import Services
 from nekro.extensions.mcp.declarations import parse
+from nekro.extensions.mcp.rows import ServerRows
 from nekro.extensions.mcp.server import endpoint
 from nekro.extensions.mcp.servers import McpServer, describe_server, read_servers
 from nekro.gateway.dependencies import IdentityDep, PathText, ServicesDep, record_act
@@ -43,7 +44,7 @@ async def put_mcp_server(
     identity.require_all(Scope.ADMIN)
     declaration, is_enabled = parse(name, body.declaration, secrets=secret_paths(services.settings))
     async with services.database.begin() as transaction:
-        await transaction.mcp_servers.put(
+        await ServerRows(transaction.connection).put(
             name, json.loads(declaration.to_json()), is_enabled=is_enabled and body.is_enabled
         )
         # Without the declaration, which may contain secrets.
@@ -61,7 +62,7 @@ async def delete_mcp_server(
     identity.require_all(Scope.ADMIN)
     server = await _server(services, name)
     async with services.database.begin() as transaction:
-        if not await transaction.mcp_servers.remove(name):
+        if not await ServerRows(transaction.connection).remove(name):
             raise NotFoundError(f"the database declares no MCP server {name!r}; a file of the workers does")
         await record_act(transaction.audit, request, identity, "mcp.remove", name)
         await transaction.stored_bytes.release(_item(name))

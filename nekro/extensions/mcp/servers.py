@@ -26,8 +26,8 @@ from nekro_agent.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from broker_config.settings import Settings
+    from nekro.extensions.mcp.rows import StoredServer
     from storage.engine import Database
-    from storage.outbound.mcp_servers import StoredServer
 
 __all__ = [
     "AUTHOR",
@@ -159,9 +159,12 @@ async def read_servers(settings: Settings, database: Database) -> list[McpServer
         InvalidValueError: the file is malformed.
         StorageUnavailableError: the database does not answer.
     """
+    # Not needed by a worker's template, nor for the help of a command.
+    from nekro.extensions.mcp.rows import ServerRows
+
     entries = read_file(file_path(settings))
     async with database.read() as transaction:
-        rows = await transaction.mcp_servers.all()
+        rows = await ServerRows(transaction.connection).all()
     return merged(entries, rows, secrets=secret_paths(settings))
 
 

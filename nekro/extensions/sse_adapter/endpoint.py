@@ -48,7 +48,7 @@ from nekro.wire.invocation import new_id
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.ports import IncomingMessage
 from nekro_client.models import AdapterAnswer, AdapterRequestBody
-from storage.outbound.adapters import AdapterClient
+from storage.adapters import AdapterClient
 from storage.states import SendState
 
 __all__ = [

@@ -31,7 +31,7 @@ from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import InvalidValueError, NekroError, StorageError
 from nekro_agent.layout import channel_of
 from nekro_agent.ports import ChatInfo
-from storage.outbound.adapters import MESSAGE_EVENT, AdapterSend
+from storage.adapters import MESSAGE_EVENT, AdapterSend
 from storage.repositories.messages import Message
 
 __all__ = [

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 
 from broker_config.embedded import resolve_signing_key
 from nekro.app.services import Services
+from nekro.extensions.webhooks.rows import Delivery, Webhook, WebhookRows
 from nekro.extensions.webhooks.sender import WebhookSender, webhook_secret
 from nekro.gateway.dependencies import IdentityDep, ServicesDep, record_act
 from nekro.gateway.extensions import GatewayPart, running
@@ -23,7 +24,6 @@ from nekro_agent.downloads.addresses import checked_url
 from nekro_agent.errors import DownloadError, NotFoundError
 from nekro_client import models
 from storage.accounts.stored_bytes import ROW_BYTES, size_of
-from storage.outbound.webhooks import Delivery, Webhook
 from storage.states import DeliveryState, StoredKind
 from storage.transaction import Transaction
 
@@ -54,13 +54,14 @@ async def create_webhook(
     async def work() -> _Made:
         await _check_url(request, body.url)
         async with services.database.begin() as transaction:
-            known = await transaction.webhooks.find(webhook_id)
+            webhooks = WebhookRows(transaction.connection)
+            known = await webhooks.find(webhook_id)
             if known is not None:  # an execution before ended after it was added
                 return _made(known)
             # Of the URL only the host: the rest may contain a secret.
             data = {"host": urlsplit(body.url).hostname, "events": body.events, "chats": body.chats}
             await record_act(transaction.audit, request, identity, "webhook.create", webhook_id, data)
-            webhook = await transaction.webhooks.add(
+            webhook = await webhooks.add(
                 webhook_id,
                 url=body.url,
                 description=body.description,
@@ -78,7 +79,8 @@ async def list_webhooks(services: ServicesDep, identity: IdentityDep) -> models.
     """List the subscriptions, the oldest first."""
     identity.require_all(Scope.ADMIN)
     async with services.database.read() as transaction:
-        return models.Page(items=[_shown(one) for one in await transaction.webhooks.all()])
+        found = await WebhookRows(transaction.connection).all()
+    return models.Page(items=[_shown(one) for one in found])
 
 
 @router.get("/{webhook_id}")
@@ -86,7 +88,7 @@ async def get_webhook(webhook_id: str, services: ServicesDep, identity: Identity
     """Return one subscription."""
     identity.require_all(Scope.ADMIN)
     async with services.database.read() as transaction:
-        return _shown(await transaction.webhooks.get(webhook_id))
+        return _shown(await WebhookRows(transaction.connection).get(webhook_id))
 
 
 @router.patch("/{webhook_id}")
@@ -112,7 +114,7 @@ async def change_webhook(
             "chats": body.chats,
         }
         await record_act(transaction.audit, request, identity, "webhook.change", webhook_id, data)
-        webhook = await transaction.webhooks.change(webhook_id, values)
+        webhook = await WebhookRows(transaction.connection).change(webhook_id, values)
         await _charge(transaction, identity, webhook)
         return _shown(webhook)
 
@@ -125,7 +127,7 @@ async def delete_webhook(
     identity.require_all(Scope.ADMIN)
     async with services.database.begin() as transaction:
         await record_act(transaction.audit, request, identity, "webhook.delete", webhook_id)
-        await transaction.webhooks.remove(webhook_id)
+        await WebhookRows(transaction.connection).remove(webhook_id)
         await transaction.stored_bytes.release(_item(webhook_id))
 
 
@@ -139,10 +141,11 @@ async def renew_webhook_secret(
     async def work() -> _Made:
         # An execution after one that died replaces a secret that no client has seen.
         async with services.database.begin() as transaction:
-            before = await transaction.webhooks.get(webhook_id)
+            webhooks = WebhookRows(transaction.connection)
+            before = await webhooks.get(webhook_id)
             await record_act(transaction.audit, request, identity, "webhook.secret", webhook_id)
             values = {"secret_version": before.secret_version + 1}
-            return _made(await transaction.webhooks.change(webhook_id, values))
+            return _made(await webhooks.change(webhook_id, values))
 
     return _with_secret(services, await once.respond(work))
 
@@ -159,8 +162,9 @@ async def list_deliveries(
     """List deliveries, the newest first."""
     identity.require_all(Scope.ADMIN)
     async with services.database.read() as transaction:
-        await transaction.webhooks.get(webhook_id)
-        found = await transaction.webhooks.deliveries(webhook_id, state=state, before=cursor, limit=limit + 1)
+        webhooks = WebhookRows(transaction.connection)
+        await webhooks.get(webhook_id)
+        found = await webhooks.deliveries(webhook_id, state=state, before=cursor, limit=limit + 1)
     more = found[limit - 1].created_at.isoformat() if len(found) > limit else None
     return models.Page(items=[_delivery(one) for one in found[:limit]], next_cursor=more)
 
@@ -179,8 +183,9 @@ async def replay_deliveries(
 
     async def work() -> models.Replayed:
         async with services.database.begin() as transaction:
-            await transaction.webhooks.get(webhook_id)
-            count = await transaction.webhooks.replay(webhook_id, delivery_id=body.delivery_id)
+            webhooks = WebhookRows(transaction.connection)
+            await webhooks.get(webhook_id)
+            count = await webhooks.replay(webhook_id, delivery_id=body.delivery_id)
             if not count and body.delivery_id is not None:
                 raise NotFoundError(f"there is no ended delivery {body.delivery_id!r}")
             data = {"delivery_id": body.delivery_id, "count": count}

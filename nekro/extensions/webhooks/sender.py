@@ -26,12 +26,12 @@ from broker_config.embedded import resolve_signing_key
 from nekro.app.services import Services
 from nekro.base.metrics import metrics
 from nekro.base.tasks import end_tasks, log_errors
+from nekro.extensions.webhooks.rows import Delivery, Webhook, WebhookRows
 from nekro.gateway.extensions import Running
 from nekro.gateway.outgoing import OutgoingHttp, RequestFailedError
 from nekro.gateway.web.responses import json_text
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_client.models import Event, WebhookPayload
-from storage.outbound.webhooks import Delivery, Webhook
 from storage.repositories.events import ChatEvent
 from storage.states import DeliveryState
 
@@ -105,7 +105,7 @@ class WebhookSender(Running):
 
     async def _look(self) -> None:
         async with self._database.read() as transaction:
-            webhooks = [one for one in await transaction.webhooks.all() if one.is_active]
+            webhooks = [one for one in await WebhookRows(transaction.connection).all() if one.is_active]
         if not webhooks:
             return
         is_complete = self._checked_at is None or time.monotonic() - self._checked_at > _CHECK_ALL_SECONDS
@@ -115,7 +115,7 @@ class WebhookSender(Running):
             with log_errors("webhook_events_not_read", webhook=webhook.id):  # the others do not depend on it
                 await self._read(webhook, recent_seconds=None if is_complete else _RECENT_SECONDS)
         async with self._database.read() as transaction:
-            due = await transaction.webhooks.has_due()
+            due = await WebhookRows(transaction.connection).has_due()
         for webhook in webhooks:
             if webhook.id in due:
                 with log_errors("webhook_deliveries_not_taken", webhook=webhook.id):
@@ -124,19 +124,21 @@ class WebhookSender(Running):
     async def _read(self, webhook: Webhook, *, recent_seconds: float | None) -> None:
         """Make deliveries of new events."""
         async with self._database.read() as transaction:
-            chats = await transaction.webhooks.chats_behind(
+            chats = await WebhookRows(transaction.connection).chats_behind(
                 webhook.id, recent_seconds=recent_seconds, limit=_MOST_CHATS
             )
         for chat_key in chats:
             async with self._database.begin() as transaction:
-                await transaction.webhooks.read_on(webhook.id, chat_key, body_of=partial(body_of, webhook))
+                webhooks = WebhookRows(transaction.connection)
+                await webhooks.read_on(webhook.id, chat_key, body_of=partial(body_of, webhook))
 
     async def _take(self, webhook: Webhook) -> None:
         free = _AT_A_TIME - self._running[webhook.id]
         if free <= 0:
             return
         async with self._database.begin() as transaction:
-            taken = await transaction.webhooks.take_due(webhook.id, lease_seconds=_TAKEN_SECONDS, limit=free)
+            webhooks = WebhookRows(transaction.connection)
+            taken = await webhooks.take_due(webhook.id, lease_seconds=_TAKEN_SECONDS, limit=free)
         for delivery in taken:
             self._running[webhook.id] += 1
             task = asyncio.create_task(self._deliver(webhook, delivery))
@@ -175,7 +177,7 @@ class WebhookSender(Running):
         self, webhook: Webhook, delivery: Delivery, status: int | None, error: str | None
     ) -> None:
         async with self._database.begin() as transaction:
-            webhooks = transaction.webhooks
+            webhooks = WebhookRows(transaction.connection)
             if error is None:
                 outcome = "sent"
                 await webhooks.end(delivery.id, DeliveryState.DONE, status=status, error=None)

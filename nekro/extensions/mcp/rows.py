@@ -16,7 +16,7 @@ from storage.repositories.base import Repository, found
 from storage.sql import insert, now, seconds_from_now
 from storage.tables import MCP_SERVERS
 
-__all__ = ["McpServerRepository", "StoredServer"]
+__all__ = ["ServerRows", "StoredServer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class StoredServer:
     updated_at: datetime
 
 
-class McpServerRepository(Repository):
+class ServerRows(Repository):
     """Rows of MCP servers, at most one per name."""
 
     async def all(self) -> list[StoredServer]:

@@ -21,7 +21,7 @@ from storage.sql import now, seconds_from_now
 from storage.states import DeliveryState
 from storage.tables import CHAT_EVENTS, CHATS, WEBHOOK_CURSORS, WEBHOOK_DELIVERIES, WEBHOOKS
 
-__all__ = ["Delivery", "Webhook", "WebhookRepository"]
+__all__ = ["Delivery", "Webhook", "WebhookRows"]
 
 #: Events of a chat that become deliveries in one transaction.
 _PAGE: Final = 200
@@ -66,7 +66,7 @@ class Delivery:
     finished_at: datetime | None
 
 
-class WebhookRepository(Repository):
+class WebhookRows(Repository):
     """Rows of webhooks, of how far they have read, and of their deliveries."""
 
     async def add(

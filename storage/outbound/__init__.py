@@ -1,1 +1,0 @@
-"""What waits to leave the system: requests to clients of adapters, and deliveries to webhooks."""
