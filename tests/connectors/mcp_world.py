@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from broker_config.settings import Settings
-from nekro.extensions.mcp.client.hub import ServerHub
+from nekro.extensions.mcp.client.hub import Listings, ServerHub
 from nekro.extensions.mcp.client.plugins import build_plugin
-from nekro.extensions.mcp.questions import ClientRequests
+from nekro.extensions.mcp.server_requests import ServerRequests
 from nekro.extensions.mcp.servers import McpServer, merged
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
@@ -34,7 +34,7 @@ def server_of(entry: dict[str, Any], name: str = "odd") -> McpServer:
     return server
 
 
-class Listed:
+class Listed(Listings):
     """Keeps what servers reported, as the database does."""
 
     def __init__(self) -> None:
@@ -58,10 +58,10 @@ class World:
         settings: Settings,
         entry: dict[str, Any],
         name: str = "odd",
-        client_requests: ClientRequests | None = None,
+        requests: ServerRequests | None = None,
     ) -> None:
         self.listed = Listed()
-        self.hub = ServerHub(settings, self.listed, client_requests)
+        self.hub = ServerHub(settings, self.listed, requests)
         self.server = server_of(entry, name)
         self.progress: list[tuple[float, str]] = []
 
@@ -86,10 +86,10 @@ async def opened(
     settings: Settings,
     entry: dict[str, Any],
     name: str = "odd",
-    client_requests: ClientRequests | None = None,
+    requests: ServerRequests | None = None,
 ) -> AsyncIterator[World]:
     """A world whose server has listed its tools."""
-    world = World(settings, entry, name, client_requests)
+    world = World(settings, entry, name, requests)
     try:
         await world.hub.listing(world.server)
         yield world

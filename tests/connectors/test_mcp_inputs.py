@@ -36,7 +36,7 @@ from nekro.extensions.mcp.answers import content_of, question_id
 from nekro.extensions.mcp.declarations import Sampling
 from nekro.extensions.mcp.questions import Completion, Prompt, Question, Reply, answer_of, shown_question
 from nekro.extensions.mcp.rows import ServerRows
-from nekro.extensions.mcp.server_requests import WorkerClientRequests
+from nekro.extensions.mcp.server_requests import ServerRequests
 from nekro.plugins.configuration import core_config
 from nekro_agent import runtime
 from nekro_agent.errors import BudgetExceededError, InvalidValueError, LLMError, MethodFailedError
@@ -50,7 +50,7 @@ from storage.states import BudgetScope
 ALLOWED = {"sampling": {"max_tokens": 50}, "elicitation_seconds": 30}
 
 
-class Answers:
+class Answers(ServerRequests):
     """Client requests that remember what they were asked."""
 
     def __init__(self, *replies: Reply) -> None:
@@ -74,7 +74,7 @@ class Answers:
 
 async def test_a_server_of_2025_asks_a_model_and_a_person(settings: Settings) -> None:
     answers = Answers(Reply(action="accept", content={"city": "Rome"}), Reply(action="decline"))
-    async with opened(settings, odd_entry(**ALLOWED), client_requests=answers) as world:
+    async with opened(settings, odd_entry(**ALLOWED), requests=answers) as world:
         assert json.loads(await world.call("ask")) == {"action": "accept", "content": {"city": "Rome"}}
         assert json.loads(await world.call("ask")) == {"action": "decline"}
         answer = json.loads(await world.call("sample"))
@@ -88,7 +88,7 @@ async def test_a_server_of_2025_asks_a_model_and_a_person(settings: Settings) ->
 async def test_answers_that_are_not_unicode_reach_the_server_with_escapes(settings: Settings) -> None:
     answers = Answers(Reply(action="accept", content={"city": "Rome \ud83d"}), Reply(action="decline"))
     answers.word = "yes \ud83d"
-    async with opened(settings, odd_entry(**ALLOWED), client_requests=answers) as world:
+    async with opened(settings, odd_entry(**ALLOWED), requests=answers) as world:
         assert json.loads(await world.call("ask"))["content"] == {"city": "Rome \\ud83d"}
         assert json.loads(await world.call("sample"))["content"]["text"] == "yes \\ud83d"
         assert json.loads(await world.call("ask")) == {"action": "decline"}
@@ -96,7 +96,7 @@ async def test_answers_that_are_not_unicode_reach_the_server_with_escapes(settin
 
 async def test_without_a_declaration_a_server_is_refused(settings: Settings) -> None:
     answers = Answers()
-    async with opened(settings, odd_entry(), client_requests=answers) as world:
+    async with opened(settings, odd_entry(), requests=answers) as world:
         for tool in ("ask", "sample"):
             assert "not supported" in json.loads(await world.call(tool))["message"]
     assert not answers.questions and not answers.prompts
@@ -104,7 +104,7 @@ async def test_without_a_declaration_a_server_is_refused(settings: Settings) -> 
 
 async def test_a_question_without_a_known_call_is_refused(settings: Settings) -> None:
     answers = Answers(Reply(action="accept", content={}))
-    async with opened(settings, odd_entry(**ALLOWED), client_requests=answers) as world:
+    async with opened(settings, odd_entry(**ALLOWED), requests=answers) as world:
         opened_, _ = await world.hub.listing(world.server)
         # A second call, of another chat, while the first one asks.
         answers.may_answer.clear()
@@ -129,7 +129,7 @@ async def test_a_server_cannot_flood_a_chat_with_questions(settings: Settings) -
     answers = Answers(*[Reply(action="decline")] * 30)
     with served(asking_server().streamable_http_app()) as address:
         entry = {"url": f"{address}/mcp", "nekro": ALLOWED}
-        async with opened(settings, entry, client_requests=answers) as world:
+        async with opened(settings, entry, requests=answers) as world:
             with pytest.raises(MethodFailedError, match="more than 20 answers in one call"):
                 await world.call("insist")
     assert len(answers.questions) == 20
@@ -138,7 +138,7 @@ async def test_a_server_cannot_flood_a_chat_with_questions(settings: Settings) -
 async def test_a_question_ends_with_its_call(settings: Settings) -> None:
     answers = Answers(Reply(action="decline"))
     answers.may_answer.clear()
-    async with opened(settings, odd_entry(**ALLOWED), client_requests=answers) as world:
+    async with opened(settings, odd_entry(**ALLOWED), requests=answers) as world:
         call = asyncio.create_task(world.call("ask"))
         await answers.is_asked.wait()
         call.cancel()
@@ -181,11 +181,11 @@ async def test_a_server_of_the_newest_version_asks_by_results(settings: Settings
     with served(asking_server().streamable_http_app()) as address:
         entry: dict[str, Any] = {"url": f"{address}/mcp", "nekro": ALLOWED}
         answers = Answers(Reply(action="accept", content={"name": "Ada"}))
-        async with opened(settings, entry, client_requests=answers) as world:
+        async with opened(settings, entry, requests=answers) as world:
             assert "yes, Ada (s)" in str(await world.call("greet"))
         for allowed, key in (({}, "elicitation_seconds"), ({"elicitation_seconds": 9}, "sampling")):
             answers = Answers(Reply(action="accept", content={"name": "Ada"}))
-            async with opened(settings, {**entry, "nekro": allowed}, client_requests=answers) as world:
+            async with opened(settings, {**entry, "nekro": allowed}, requests=answers) as world:
                 with pytest.raises(
                     MethodFailedError, match=f"needs `nekro.{key}`|Missing required|not declared"
                 ):
@@ -225,7 +225,7 @@ async def test_a_model_answers_within_the_budget_of_a_day(settings: Settings, da
     async with ChatServer([complete("yes"), refuse(400), complete("yes")]) as server:
         llm = settings.llm.model_copy(update={"base_url": server.base_url, "model": "m"})
         settings = settings.model_copy(update={"llm": llm})
-        requests = WorkerClientRequests(settings, database)
+        requests = ServerRequests(settings, database)
         with on_account(settings, database, sampling):
             assert (await requests.complete(prompt(), server="odd", sampling=sampling)).text == "yes"
             # What was reserved is given back when the model fails.

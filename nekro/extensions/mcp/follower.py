@@ -19,10 +19,10 @@ from loguru import logger
 from broker_config.secret_files import secret_paths
 from broker_config.settings import Settings
 from nekro.base.tasks import OwnedTasks, log_errors, repeat
-from nekro.extensions.mcp.client.hub import SDK_MISSING, ServerHub, has_sdk
+from nekro.extensions.mcp.client.hub import SDK_MISSING, Listings, ServerHub, has_sdk
 from nekro.extensions.mcp.client.plugins import build_plugin, needs_approval
 from nekro.extensions.mcp.rows import ServerRows
-from nekro.extensions.mcp.server_requests import WorkerClientRequests
+from nekro.extensions.mcp.server_requests import ServerRequests
 from nekro.extensions.mcp.servers import (
     McpServer,
     file_path,
@@ -60,7 +60,7 @@ _ATTEMPTS: Final = 2
 
 
 class McpServers:
-    """The MCP servers of one worker process; implements ``nekro.extensions.mcp.client.hub.Listings``."""
+    """The MCP servers of one worker process."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class McpServers:
         self._loaded, self._host = loaded, host
         self._serves, self._may_run_here = serves, may_run_here
         self._is_wanted, self._on_change = is_wanted, on_change
-        self.hub = ServerHub(settings, self, WorkerClientRequests(settings, database))
+        self.hub = ServerHub(settings, Listings(database), ServerRequests(settings, database))
         #: What was built, by the name of the server.
         self._built: dict[str, tuple[object, Imported]] = {}
         self._seen: object = None
@@ -135,21 +135,6 @@ class McpServers:
         """Whether this process may connect with a server: one with a command has a single owner."""
         declaration = server.declaration
         return declaration is None or not declaration.is_stdio or self._may_run_here(server.plugin_key)
-
-    async def listed(self, server: McpServer, tools: str, about: dict[str, Any]) -> None:
-        """See ``Listings``."""
-        digest = _digest(server)
-        async with self._database.autocommit() as transaction:
-            changed = await ServerRows(transaction.connection).listed(
-                server.name, digest=digest, tools=tools, about=about
-            )
-        if changed:
-            logger.bind(server=server.name, bytes=len(tools)).info("mcp_server_listed")
-
-    async def failed(self, server: McpServer, error: str) -> None:
-        """See ``Listings``."""
-        async with self._database.autocommit() as transaction:
-            await ServerRows(transaction.connection).failed(server.name, digest=_digest(server), error=error)
 
     # -- following ------------------------------------------------------------------------------
 
@@ -302,10 +287,6 @@ def _stamp(path: Path) -> object:
     except OSError:
         return None
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
-
-
-def _digest(server: McpServer) -> str:
-    return "" if server.declaration is None else server.declaration.digest
 
 
 async def try_on_worker(services: Services, plugin_key: str) -> dict[str, Any]:

@@ -9,16 +9,13 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from nekro.extensions.mcp.client.tools import line, quoted
-from nekro.extensions.mcp.declarations import Sampling
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.schemas.agent_ctx import AgentCtx
 
 __all__ = [
-    "ClientRequests",
     "Completion",
     "Prompt",
     "Question",
@@ -72,26 +69,6 @@ class Reply:
 
     action: Literal["accept", "decline", "cancel"]
     content: dict[str, Any] | None = None
-
-
-class ClientRequests(Protocol):
-    """Serves what servers ask for."""
-
-    async def complete(self, prompt: Prompt, *, server: str, sampling: Sampling) -> Completion:
-        """Ask a language model, within the budget of the declaration.
-
-        Raises:
-            NekroError: the budget is used up, the group of models is unknown, or the model did not answer.
-        """
-        ...
-
-    async def ask(self, question: Question, ctx: AgentCtx, *, seconds: float) -> Reply:
-        """Ask the people of the call's chat, and wait for an answer.
-
-        Raises:
-            NekroError: the call belongs to no chat, or the database does not answer.
-        """
-        ...
 
 
 _MOST_TEXT_CHARS: Final = 1_500

@@ -31,18 +31,21 @@ from nekro_agent.services.agent.openai import OpenAIResponse, gen_openai_chat_re
 from storage.engine import Database
 from storage.repositories.job_log import WaitState
 
-__all__ = ["WorkerClientRequests"]
+__all__ = ["ServerRequests"]
 
 
-class WorkerClientRequests:
-    """Implements ``nekro.extensions.mcp.questions.ClientRequests`` by model groups and messages
-    to chats."""
+class ServerRequests:
+    """Serves what servers ask for, by model groups and messages to chats."""
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self._settings, self._database = settings, database
 
     async def complete(self, prompt: Prompt, *, server: str, sampling: Sampling) -> Completion:
-        """See ``ClientRequests``; a request of the server's plugin, with the declaration's limit."""
+        """Ask a language model for the server's plugin, within the budget of the declaration.
+
+        Raises:
+            NekroError: the budget is used up, the group of models is unknown, or the model did not answer.
+        """
         group = self._group(sampling)
         try:
             answer = await self._asked(prompt, group)
@@ -83,7 +86,11 @@ class WorkerClientRequests:
         )
 
     async def ask(self, question: Question, ctx: AgentCtx, *, seconds: float) -> Reply:
-        """See ``ClientRequests``; after ``seconds`` without an answer the reply is ``cancel``."""
+        """Ask the people of the call's chat; after ``seconds`` without an answer the reply is ``cancel``.
+
+        Raises:
+            NekroError: the call belongs to no chat, or the database does not answer.
+        """
         if ctx.call_id is None or ctx.from_chat_key is None:
             raise InvalidValueError("this call belongs to no chat, so it cannot ask a question")
         words = [question.server, question.text, question.schema, question.url]

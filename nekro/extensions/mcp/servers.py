@@ -97,10 +97,14 @@ class McpServer:
         return () if self.tools_text is None else read_tools(self.tools_text)
 
     @property
+    def digest(self) -> str:
+        """That of its declaration; "" if it is faulty."""
+        return "" if self.declaration is None else self.declaration.digest
+
+    @property
     def identity(self) -> object:
         """What determines its plugin."""
-        digest = self.declaration.digest if self.declaration is not None else None
-        return self.module, digest, self.is_enabled, self.tools_text, self.error
+        return self.module, self.digest, self.is_enabled, self.tools_text, self.error
 
 
 def file_path(settings: Settings) -> Path:

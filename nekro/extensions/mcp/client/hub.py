@@ -8,7 +8,7 @@ import importlib.util
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from loguru import logger
@@ -17,6 +17,7 @@ from broker_config.secret_files import secret_paths
 from nekro.base.greenlet_bridge import at_loop_close
 from nekro.extensions.mcp.client.tools import ListedTool, line, tools_text
 from nekro.extensions.mcp.declarations import Declaration, resolve
+from nekro.extensions.mcp.rows import ServerRows
 from nekro.extensions.mcp.servers import McpServer, redactor_of
 from nekro_agent.errors import (
     CallTimeoutError,
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
     from nekro.extensions.mcp.client.faults import ServerFault
     from nekro.extensions.mcp.client.session import Exchange, McpSession
     from nekro.extensions.mcp.client.tools import Listing
-    from nekro.extensions.mcp.questions import ClientRequests
+    from nekro.extensions.mcp.server_requests import ServerRequests
     from nekro.sandbox.programs import Program, ProgramStarter
+    from storage.engine import Database
 
 __all__ = ["SDK_MISSING", "SERVER_ERROR", "Listings", "ServerHub", "has_sdk"]
 
@@ -55,55 +57,64 @@ def has_sdk() -> bool:
     return importlib.util.find_spec("mcp") is not None and importlib.util.find_spec("mcp_types") is not None
 
 
-class Listings(Protocol):
+class Listings:
     """Records what servers listed, so that every worker builds the same methods."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     async def listed(self, server: McpServer, tools: str, about: dict[str, Any]) -> None:
         """Record the tools of a server, as ``tools_text`` writes them."""
-        ...
+        async with self._database.autocommit() as transaction:
+            changed = await ServerRows(transaction.connection).listed(
+                server.name, digest=server.digest, tools=tools, about=about
+            )
+        if changed:
+            logger.bind(server=server.name, bytes=len(tools)).info("mcp_server_listed")
 
     async def failed(self, server: McpServer, error: str) -> None:
         """Record why a server could not be listed."""
-        ...
+        async with self._database.autocommit() as transaction:
+            await ServerRows(transaction.connection).failed(server.name, digest=server.digest, error=error)
 
 
 class ServerHub:
-    """Implements ``ToolCaller``. A connection belongs to the event loop that uses it."""
+    """Talks to servers; one instance per process. A connection belongs to the event loop that uses it."""
 
     def __init__(
-        self, settings: Settings, listings: Listings | None, client_requests: ClientRequests | None = None
+        self, settings: Settings, listings: Listings | None, requests: ServerRequests | None = None
     ) -> None:
         """
         Args:
-            listings: None records nothing.
-            client_requests: asks models and people for servers; None refuses that.
+            listings: records what servers list; None records nothing.
+            requests: asks models and people for servers; None refuses that.
         """
-        self._settings, self._listings, self._client_requests = settings, listings, client_requests
+        self._settings, self._listings, self._requests = settings, listings, requests
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = WeakKeyDictionary()
         self._starter: ProgramStarter | None = None
 
     async def start(self, server: McpServer, *, holder: object) -> None:
-        """Keep a session with a stdio server; see ``ToolCaller``. Returns at once."""
+        """Keep a session with a stdio server until each of its holders has stopped it; returns at once."""
         own = self._own()
         own.holders.setdefault(server.name, set()).add(holder)
         async with own.lock(server.name):
             (await self._connection(own, server)).start()
 
     async def stop(self, server: McpServer, *, holder: object) -> None:
-        """See ``ToolCaller``."""
+        """End what ``start`` began."""
         own = self._own()
         holders = own.holders.get(server.name, set())
         holders.discard(holder)
         if not holders:
             async with own.lock(server.name):
                 # Not one of a later declaration, which may have no holders.
-                if own.connections.get(server.name, ("", None))[0] == _digest(server):
+                if own.connections.get(server.name, ("", None))[0] == server.digest:
                     await own.close(server.name)
 
     async def keep_only(self, servers: Collection[McpServer]) -> None:
         """Close the connections of this loop to servers that are not declared so any more."""
         own = self._own()
-        digests = {server.name: _digest(server) for server in servers if server.is_enabled}
+        digests = {server.name: server.digest for server in servers if server.is_enabled}
 
         async def close(name: str) -> None:
             async with own.lock(name):
@@ -147,7 +158,7 @@ class ServerHub:
             ctx,
             server=server,
             tool=f"{server.plugin_key}.{tool.name}",
-            client_requests=self._client_requests,
+            requests=self._requests,
         )
         may_try_again = True
         while True:
@@ -204,7 +215,7 @@ class ServerHub:
 
     async def _connection(self, own: _Loop, server: McpServer) -> Connection:
         """Return the connection with a server; one of a former declaration is closed. Needs the lock."""
-        digest = _digest(server)
+        digest = server.digest
         known = own.connections.get(server.name)
         if known is not None and known[0] == digest:
             return known[1]
@@ -363,8 +374,8 @@ class ServerHub:
             streams,
             hide=hide,
             initialize_first=initialize_first,
-            samples=self._client_requests is not None and limits.sampling is not None,
-            asks=self._client_requests is not None and limits.elicitation_seconds is not None,
+            samples=self._requests is not None and limits.sampling is not None,
+            asks=self._requests is not None and limits.elicitation_seconds is not None,
         )
 
 
@@ -392,10 +403,6 @@ def _declared(server: McpServer) -> Declaration:
     if server.declaration is None:
         raise MethodFailedError(SERVER_ERROR, server.error or f"MCP server {server.name} is not declared")
     return server.declaration
-
-
-def _digest(server: McpServer) -> str:
-    return "" if server.declaration is None else server.declaration.digest
 
 
 def _import_sdk() -> None:

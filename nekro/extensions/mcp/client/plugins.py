@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
 from fnmatch import fnmatchcase
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from nekro.extensions.mcp.client.schemas import (
     CONTEXT,
@@ -27,9 +27,11 @@ from nekro.extensions.mcp.servers import AUTHOR, McpServer
 from nekro_agent.errors import ArgumentError
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.plugin import NekroPlugin
-from nekro_agent.schemas.agent_ctx import AgentCtx
 
-__all__ = ["ToolCaller", "build_plugin", "method_names", "needs_approval"]
+if TYPE_CHECKING:
+    from nekro.extensions.mcp.client.hub import ServerHub
+
+__all__ = ["build_plugin", "method_names", "needs_approval"]
 
 _MOST_DOC_CHARS: Final = 3_000
 _MOST_ARGUMENT_CHARS: Final = 300
@@ -38,25 +40,7 @@ _BUILT_IN: Final = frozenset((*dir(builtins), "exit", "quit"))
 _NO_SCHEMA_RETURNS: Final = "str | list | dict | None"
 
 
-class ToolCaller(Protocol):
-    """Talks to servers; one instance per process."""
-
-    async def call(
-        self, server: McpServer, tool: ListedTool, arguments: dict[str, Any], ctx: AgentCtx
-    ) -> Any:
-        """Call a tool and return its value."""
-        ...
-
-    async def start(self, server: McpServer, *, holder: object) -> None:
-        """Keep a session with a server until each of its holders has stopped it."""
-        ...
-
-    async def stop(self, server: McpServer, *, holder: object) -> None:
-        """End what ``start`` began."""
-        ...
-
-
-def build_plugin(server: McpServer, caller: ToolCaller) -> NekroPlugin:
+def build_plugin(server: McpServer, hub: ServerHub) -> NekroPlugin:
     """Return the plugin of a server, with the tools as they were listed last."""
     about = server.about or {}
     plugin = NekroPlugin(
@@ -69,15 +53,15 @@ def build_plugin(server: McpServer, caller: ToolCaller) -> NekroPlugin:
     declaration = server.declaration
     plugin.pinned = declaration is not None and declaration.is_stdio
     for name, tool in method_names(server.tools).items():
-        _mount(plugin, server, tool, name, caller)
+        _mount(plugin, server, tool, name, hub)
     if plugin.pinned:
         # The owner starts the process; elsewhere these hooks do not run.
 
         async def start() -> None:
-            await caller.start(server, holder=plugin)
+            await hub.start(server, holder=plugin)
 
         async def stop() -> None:
-            await caller.stop(server, holder=plugin)
+            await hub.stop(server, holder=plugin)
 
         plugin.mount_init_method()(start)
         plugin.mount_cleanup_method()(stop)
@@ -106,7 +90,7 @@ def needs_approval(server: McpServer, tool: ListedTool) -> bool:
     return rule if isinstance(rule, bool) else any(fnmatchcase(tool.name, pattern) for pattern in rule)
 
 
-def _mount(plugin: NekroPlugin, server: McpServer, tool: ListedTool, name: str, caller: ToolCaller) -> None:
+def _mount(plugin: NekroPlugin, server: McpServer, tool: ListedTool, name: str, hub: ServerHub) -> None:
     arguments, is_open = arguments_of(tool.input_schema)
     schema = tool.output_schema
     returns = _NO_SCHEMA_RETURNS if schema is None else annotation_of(schema)
@@ -116,7 +100,7 @@ def _mount(plugin: NekroPlugin, server: McpServer, tool: ListedTool, name: str, 
     async def run(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         ctx = bound.arguments.pop(CONTEXT)
-        return await caller.call(server, tool, _sent(bound.arguments, by_name), ctx)
+        return await hub.call(server, tool, _sent(bound.arguments, by_name), ctx)
 
     run.__name__ = run.__qualname__ = name
     run.__doc__ = _doc(server, tool, arguments)

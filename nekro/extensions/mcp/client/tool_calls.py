@@ -41,7 +41,8 @@ from nekro.extensions.mcp.client.messages import VALUE
 from nekro.extensions.mcp.client.session import Exchange
 from nekro.extensions.mcp.client.tools import ListedTool, line, plain
 from nekro.extensions.mcp.declarations import Sampling
-from nekro.extensions.mcp.questions import ClientRequests, Prompt, Question
+from nekro.extensions.mcp.questions import Prompt, Question
+from nekro.extensions.mcp.server_requests import ServerRequests
 from nekro.extensions.mcp.servers import McpServer
 from nekro_agent.errors import InvalidValueError, MethodFailedError, NekroError
 from nekro_agent.execution.current import current_payer, payer_of, paying
@@ -68,16 +69,14 @@ _TOKEN_CHARS: Final = 3
 _KEYS: Final = {"sampling/createMessage": "sampling", "elicitation/create": "elicitation_seconds"}
 
 
-def exchange_of(
-    ctx: AgentCtx, *, server: McpServer, tool: str, client_requests: ClientRequests | None
-) -> Exchange:
+def exchange_of(ctx: AgentCtx, *, server: McpServer, tool: str, requests: ServerRequests | None) -> Exchange:
     """Return what the server may do during a call with this context.
 
     Args:
         tool: name of the method.
-        client_requests: None refuses every request of the server.
+        requests: None refuses every request of the server.
     """
-    last, requests = 0.0, 0
+    last, asked = 0.0, 0
     # Read here, because requests of the server arrive in the task of its connection.
     payer = current_payer() or payer_of(server.plugin_key, ctx)
 
@@ -88,20 +87,20 @@ def exchange_of(
         ctx.report_progress(last, line(message or "", _MOST_PROGRESS_CHARS))
 
     async def on_input(request: InputRequest) -> InputResponse | ErrorData:
-        nonlocal requests
-        requests += 1
-        if requests > _MOST_REQUESTS:
+        nonlocal asked
+        asked += 1
+        if asked > _MOST_REQUESTS:
             text = f"it asked for more than {_MOST_REQUESTS} answers in one call"
             return ErrorData(code=INVALID_REQUEST, message=text)
         limits = server.declaration.nekro if server.declaration is not None else None
         try:
-            if client_requests is not None and limits is not None:
+            if requests is not None and limits is not None:
                 if isinstance(request, CreateMessageRequest) and limits.sampling is not None:
                     with paying(replace(payer, tokens_per_day=limits.sampling.tokens_per_day)):
-                        return await _sampled(client_requests, request.params, server.name, limits.sampling)
+                        return await _sampled(requests, request.params, server.name, limits.sampling)
                 if isinstance(request, ElicitRequest) and limits.elicitation_seconds is not None:
                     question = _question(request.params, server=server.name, tool=tool, percent=last)
-                    reply = await client_requests.ask(question, ctx, seconds=limits.elicitation_seconds)
+                    reply = await requests.ask(question, ctx, seconds=limits.elicitation_seconds)
                     return ElicitResult(action=reply.action, content=encodable(reply.content))
         except InvalidValueError as exc:
             return ErrorData(code=INVALID_PARAMS, message=line(exc, _MOST_REFUSAL_CHARS))
@@ -113,9 +112,9 @@ def exchange_of(
 
 
 async def _sampled(
-    client_requests: ClientRequests, params: CreateMessageRequestParams, server: str, sampling: Sampling
+    requests: ServerRequests, params: CreateMessageRequestParams, server: str, sampling: Sampling
 ) -> CreateMessageResult:
-    answer = await client_requests.complete(_prompt(params, sampling), server=server, sampling=sampling)
+    answer = await requests.complete(_prompt(params, sampling), server=server, sampling=sampling)
     return CreateMessageResult(
         role="assistant",
         content=TextContent(type="text", text=encodable(answer.text)),
