@@ -32,9 +32,17 @@ from nekro.app.budgets import day_of
 from nekro.app.model_meters import PluginModels
 from nekro.app.services import CALLER, Services
 from nekro.app.spending import Spending
-from nekro.extensions.mcp.answers import content_of, question_id
 from nekro.extensions.mcp.declarations import Sampling
-from nekro.extensions.mcp.questions import Completion, Prompt, Question, Reply, answer_of, shown_question
+from nekro.extensions.mcp.questions import (
+    Completion,
+    Prompt,
+    Question,
+    Reply,
+    answer_of,
+    content_of,
+    question_id,
+    shown_question,
+)
 from nekro.extensions.mcp.rows import ServerRows
 from nekro.extensions.mcp.server_requests import ServerRequests
 from nekro.plugins.configuration import core_config

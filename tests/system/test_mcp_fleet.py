@@ -19,8 +19,8 @@ from worker_fleet import Fleet, build_fleet
 
 from nekro.app import use_cases
 from nekro.app.services import Services
-from nekro.extensions.mcp.answers import answer_question
 from nekro.extensions.mcp.follower import try_on_worker
+from nekro.extensions.mcp.questions import answer_question
 from nekro.extensions.mcp.servers import read_servers
 from nekro.sandbox.models import StopType
 from nekro.wire.values import decode_value

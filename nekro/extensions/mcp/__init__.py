@@ -17,7 +17,7 @@ EXTENSION: Final = Extension(
     name="mcp",
     gateway="nekro.extensions.mcp.routes:GATEWAY_PART",
     worker="nekro.extensions.mcp.follower:McpPart",
-    readers=("nekro.extensions.mcp.answers:ChatAnswers",),
+    readers=("nekro.extensions.mcp.questions:ChatAnswers",),
     commands=(
         ExtensionCommand(
             name="mcp",

@@ -16,8 +16,8 @@ from nekro.cli.doctor.service_checks import Check, Verdict
 from nekro.cli.gateway_client import open_client
 from nekro.cli.running import ExitCode, run_async
 from nekro.cli.services.database import open_database
-from nekro.extensions.mcp.answers import answer_key, answer_question, content_of, is_asked_by
 from nekro.extensions.mcp.declarations import parse
+from nekro.extensions.mcp.questions import answer_key, answer_question, content_of, is_asked_by
 from nekro.extensions.mcp.servers import (
     McpServer,
     Source,

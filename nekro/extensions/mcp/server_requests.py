@@ -18,9 +18,17 @@ from loguru import logger
 from broker_config.settings import Settings
 from nekro.app.jobs import unpack
 from nekro.base.tasks import complete
-from nekro.extensions.mcp.answers import answer_key, question_id
 from nekro.extensions.mcp.declarations import Sampling
-from nekro.extensions.mcp.questions import Completion, Prompt, Question, Reply, answer_of, shown_question
+from nekro.extensions.mcp.questions import (
+    Completion,
+    Prompt,
+    Question,
+    Reply,
+    answer_key,
+    answer_of,
+    question_id,
+    shown_question,
+)
 from nekro.plugins.configuration import core_config
 from nekro.wire.invocation import new_id
 from nekro_agent.durations import FRESH_SECONDS, GRACE_SECONDS, POLL_SECONDS

@@ -47,9 +47,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from nekro.base.tasks import end_tasks
 from nekro.extensions.mcp.client.bodies import Fate
-from nekro.extensions.mcp.client.dispatcher import Dispatcher
 from nekro.extensions.mcp.client.faults import ServerFault, fault_of
-from nekro.extensions.mcp.client.messages import VALUE
+from nekro.extensions.mcp.client.messages import VALUE, Dispatcher
 from nekro.extensions.mcp.client.tools import HEADER_FAULT, Listing, line
 
 __all__ = ["Exchange", "McpSession"]
