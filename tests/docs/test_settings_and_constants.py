@@ -33,7 +33,7 @@ LATER_PACKAGES = ("nekro.extensions.", "nekro.gateway.", "nekro_client.")
 OF_WORKERS = tuple(
     f"nekro.extensions.{module}."
     for module in (
-        "mcp.answers", "mcp.questions", "mcp.server_requests", "mcp.follower",
+        "mcp.questions", "mcp.server_requests", "mcp.follower",
         "plugin_pages.site", "plugin_pages.hosts",
     )
 )  # fmt: skip

@@ -1,87 +1,28 @@
-"""Webhooks: a request is sent to a worker for each plugin that serves its endpoint, as a task of its own.
-
-A webhook has effects, so each of its tasks runs at most once. It belongs to no chat.
-"""
+"""Webhooks of plugins on a worker. A webhook has effects, so each of its tasks runs at most once."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from nekro.app.calls.fleet_calls import PluginTasks
 from nekro.base.redaction import Redactor
-from nekro.broker.calls import MethodCaller
-from nekro.plugins.entries import WebhookEntry
 from nekro.plugins.invoke import Outcome
 from nekro.plugins.registry import LoadedRegistry, LoadedWebhook
 from nekro.wire.author_frames import AuthorFrame
 from nekro.wire.invocation import Invocation
 from nekro.wire.values import Arguments
-from nekro_agent.errors import NekroError
 from nekro_agent.execution.current import Payer, current_account, paying
 from nekro_agent.execution.greenlets import run_callable
 from nekro_agent.files import staging
 from nekro_agent.plugin import using
-from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx, WebhookRequest
 from workers.calls.claims import TaskSubject
 from workers.calls.handler import CallTarget, OnStep, places_in_plugin
 from workers.plugins.loop_watchdog import LoopWatchdog
 
-__all__ = ["WebhookEnd", "WebhookTargets", "run_webhooks"]
-
-_NO_CHAT: Final = ChatInfo(chat_key="", container_key="")
-
-
-@dataclass(frozen=True, kw_only=True)
-class WebhookEnd:
-    """How the webhook of one plugin ended."""
-
-    plugin_key: str
-    #: What it returned, as JSON data.
-    value: Any = None
-    #: None if it returned.
-    error: NekroError | None = None
-
-
-async def run_webhooks(
-    caller: MethodCaller,
-    tasks: PluginTasks,
-    headers: Mapping[WebhookEntry, Mapping[str, str]],
-    *,
-    body: Any,
-    timeout_seconds: float,
-) -> list[WebhookEnd]:
-    """Run webhooks on workers, all at the same time; returns their ends in the same order.
-
-    Args:
-        headers: the webhooks, and the headers that each of them receives.
-        body: plain data.
-        timeout_seconds: time limit of each; one that has not started by then does not start.
-    """
-    await tasks.refresh()
-
-    async def run(entry: WebhookEntry) -> WebhookEnd:
-        try:
-            value = await tasks.run(
-                caller,
-                entry.task,
-                (dict(headers[entry]), body),
-                plugin_key=entry.plugin_key,
-                chat=_NO_CHAT,
-                user_id=None,
-                timeout_seconds=timeout_seconds,
-                lane=tasks.lanes.lane_of(entry),
-            )
-        except NekroError as exc:
-            return WebhookEnd(plugin_key=entry.plugin_key, error=exc)
-        return WebhookEnd(plugin_key=entry.plugin_key, value=value)
-
-    return list(await asyncio.gather(*map(run, headers)))
+__all__ = ["WebhookTargets"]
 
 
 class WebhookTargets:

@@ -1,7 +1,8 @@
 """What servers ask for during a call, as values; questions as texts for people, and people's answers.
 
 It needs no SDK, so that workers without servers load none. Gateways and commands, which pass answers on, need
-nothing else of the client."""
+nothing else of the client.
+"""
 
 from __future__ import annotations
 

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.datastructures import Headers
 
 from broker_config.settings import GatewaySettings, PluginAccess
+from nekro.app.services import Services
 from nekro.extensions.plugin_pages.forwarding import admit, is_reachable, not_served, plugin_headers
 from nekro.gateway.dependencies import ServicesDep
 from nekro.gateway.idempotency import NOT_ONCE
 from nekro.plugins.entries import WebhookEntry
 from nekro.plugins.entry_registry import Registry
-from workers.calls.webhooks import run_webhooks
+from nekro_agent.errors import NekroError
+from nekro_agent.ports import ChatInfo
 
 __all__ = ["router"]
 
 router = APIRouter(tags=["plugins"])
+
+#: A webhook belongs to no chat.
+_NO_CHAT: Final = ChatInfo(chat_key="", container_key="")
 
 
 class WebhookAnswer(BaseModel):
@@ -49,20 +56,43 @@ async def receive_webhook(endpoint: str, request: Request, services: ServicesDep
         raise not_served(request.url.path)
     entries = await _admitted(request, settings, entries)
     body = await request.body()
-    ends = await run_webhooks(
-        services.caller,
-        services.plugin_tasks,
-        {one: _headers(request, settings.access_to(one.plugin_key)) for one in entries},
-        body=_parsed(body),
-        timeout_seconds=settings.plugin_seconds,
+    await services.plugin_tasks.refresh()
+    sent = (
+        _run(services, one, _headers(request, settings.access_to(one.plugin_key)), _parsed(body))
+        for one in entries
     )
-    results = [{"plugin_key": end.plugin_key, "result": end.value} for end in ends if end.error is None]
-    errors = [{"plugin_key": end.plugin_key, "error": str(end.error)} for end in ends if end.error]
+    ends = await asyncio.gather(*sent)
+    results, errors = [end for end in ends if "result" in end], [end for end in ends if "error" in end]
     return WebhookAnswer(
         success=not errors,
         message=f"{len(results)} webhooks returned, {len(errors)} failed",
         data={"results": results, "errors": errors},
     )
+
+
+async def _run(
+    services: Services, entry: WebhookEntry, headers: Mapping[str, str], body: Any
+) -> dict[str, Any]:
+    """Run one webhook on a worker; returns the entry of the answer.
+
+    Args:
+        body: plain data.
+    """
+    tasks, seconds = services.plugin_tasks, services.settings.gateway.plugin_seconds
+    try:
+        value = await tasks.run(
+            services.caller,
+            entry.task,
+            (dict(headers), body),
+            plugin_key=entry.plugin_key,
+            chat=_NO_CHAT,
+            user_id=None,
+            timeout_seconds=seconds,
+            lane=tasks.lanes.lane_of(entry),
+        )
+    except NekroError as exc:
+        return {"plugin_key": entry.plugin_key, "error": str(exc)}
+    return {"plugin_key": entry.plugin_key, "result": value}
 
 
 def _entries(registry: Registry, settings: GatewaySettings, endpoint: str) -> list[WebhookEntry]:

@@ -3,7 +3,8 @@
 Servers put banners, escape sequences and log lines around messages, send ``null`` where the protocol has
 nothing, and several messages at once. What is certainly meant is read; everything else is no message. The SDK
 refuses a whole listing because of one entry, and a result because of one part: it gets results that it
-accepts, and the session reads the originals."""
+accepts, and the session reads the originals.
+"""
 
 from __future__ import annotations
 
