@@ -231,7 +231,7 @@ def _invalid(detail: str) -> RefusedError:
 
 
 def _made(webhook: Webhook) -> _Made:
-    return _Made(**_shown(webhook).model_dump(), secret_version=webhook.secret_version)
+    return _Made.model_validate(webhook, from_attributes=True)
 
 
 def _with_secret(services: Services, answer: JSONResponse) -> JSONResponse:
@@ -243,32 +243,13 @@ def _with_secret(services: Services, answer: JSONResponse) -> JSONResponse:
 
 
 def _shown(webhook: Webhook) -> models.Webhook:
-    return models.Webhook(
-        id=webhook.id,
-        url=webhook.url,
-        description=webhook.description,
-        events=webhook.events,
-        chats=webhook.chats,
-        is_active=webhook.is_active,
-        fault=webhook.fault,
-        created_at=webhook.created_at,
-    )
+    return models.Webhook.model_validate(webhook, from_attributes=True)
 
 
 def _delivery(delivery: Delivery) -> models.WebhookDelivery:
-    return models.WebhookDelivery(
-        id=delivery.id,
-        chat_key=delivery.chat_key,
-        event_number=delivery.number,
-        type=delivery.type,
-        state=delivery.state.value,
-        attempts=delivery.attempts,
-        due_at=delivery.due_at if delivery.state is DeliveryState.WAITING else None,
-        status=delivery.status,
-        error=delivery.error,
-        created_at=delivery.created_at,
-        finished_at=delivery.finished_at,
-    )
+    is_due = delivery.state is DeliveryState.WAITING
+    fields = {"event_number": delivery.number, "due_at": delivery.due_at if is_due else None}
+    return models.WebhookDelivery.model_validate({**vars(delivery), **fields})
 
 
 GATEWAY_PART: Final = GatewayPart(api=(router,), build=lambda services, _hub: WebhookSender(services))

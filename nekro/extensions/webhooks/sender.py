@@ -29,9 +29,10 @@ from nekro.base.tasks import end_tasks, log_errors
 from nekro.extensions.webhooks.rows import Delivery, Webhook, WebhookRows
 from nekro.gateway.extensions import Running
 from nekro.gateway.outgoing import OutgoingHttp, RequestFailedError
+from nekro.gateway.streams.events import stream_event
 from nekro.gateway.web.responses import json_text
 from nekro_agent.durations import FRESH_SECONDS
-from nekro_client.models import Event, WebhookPayload
+from nekro_client.models import WebhookPayload
 from storage.repositories.events import ChatEvent
 from storage.states import DeliveryState
 
@@ -213,15 +214,5 @@ def body_of(webhook: Webhook, event: ChatEvent) -> str | None:
     """Return the body of the delivery of an event; None if the webhook does not receive it."""
     if not wants(webhook, chat_key=event.chat_key, event_type=event.type):
         return None
-    data = Event(
-        number=event.number,
-        type=event.type,
-        chat_key=event.chat_key,
-        at=event.created_at,
-        turn_id=event.turn_id,
-        round_id=event.round_id,
-        call_id=event.call_id,
-        message_id=event.message_id,
-        data=event.data,
-    )
+    data = stream_event(event).event
     return json_text(WebhookPayload(type=event.type, timestamp=event.created_at, data=data))
