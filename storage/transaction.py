@@ -14,7 +14,6 @@ from storage.driver.connection import Connection
 if TYPE_CHECKING:
     from storage.accounts.approvals import ApprovalRepository, AwaitingCallRepository
     from storage.accounts.keys import AuditRepository, KeyRepository
-    from storage.accounts.openai_responses import OpenAIResponseRepository
     from storage.accounts.spendings import SpendingRepository
     from storage.accounts.stored_bytes import StoredByteRepository
     from storage.adapters import AdapterRepository
@@ -120,10 +119,6 @@ class Transaction:
     leases: _Lazy[LeaseRepository] = _Lazy("storage.repositories.leases:LeaseRepository")
     #: Messages of chats.
     messages: _Lazy[MessageRepository] = _Lazy("storage.repositories.messages:MessageRepository")
-    #: Responses of the OpenAI-compatible API.
-    openai_responses: _Lazy[OpenAIResponseRepository] = _Lazy(
-        "storage.accounts.openai_responses:OpenAIResponseRepository"
-    )
     #: What waits and runs, for people and metrics.
     overview: _Lazy[OverviewRepository] = _Lazy("storage.listings.series:OverviewRepository")
     #: Operators' decisions which plugins are enabled.

@@ -24,6 +24,7 @@ from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
 from broker_config.settings import Settings
+from nekro.extensions.openai.rows import OpenAIResponse, ResponseRows
 from nekro.extensions.webhooks.rows import WebhookRows
 from nekro.gateway.app import create_app
 from nekro.gateway.web import bodies, requests
@@ -33,7 +34,6 @@ from nekro.operations.keys import new_key, revoke_stored_key, store_key
 from nekro.wire.values import encode_arguments
 from nekro_agent.shared_clock import shared_time
 from storage.accounts.approvals import NewApproval
-from storage.accounts.openai_responses import OpenAIResponse
 from storage.engine import Database
 from storage.repositories.jobs import NewJob
 from storage.repositories.rounds import RoundRequest
@@ -96,7 +96,7 @@ async def world_of(fleet: Fleet) -> World:
         timer = await transaction.timers.add(
             "secret", fire_at=shared_time() + timedelta(days=1), description="d"
         )
-        await transaction.openai_responses.add(
+        await ResponseRows(transaction.connection).add(
             OpenAIResponse(
                 id="resp", key_id=keys["all"].split("_")[1], chat_key="secret", turn_id=round_.turn_id,
                 previous_id=None, model="nekro", is_background=True, stated={}, created_at=shared_time(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from storage.accounts.openai_responses import OpenAIResponse
+from nekro.extensions.openai.rows import OpenAIResponse, ResponseRows
 from storage.engine import Database
 
 KEPT = OpenAIResponse(
@@ -18,10 +18,10 @@ KEPT = OpenAIResponse(
 async def test_a_response_is_kept_once_found_and_deleted(database: Database) -> None:
     for response in (KEPT, replace(KEPT, model="another")):
         async with database.begin() as transaction:
-            await transaction.openai_responses.add(response)
+            await ResponseRows(transaction.connection).add(response)
     async with database.begin() as transaction:
-        assert await transaction.openai_responses.find("resp_1") == KEPT
-        assert await transaction.openai_responses.find("resp_2") is None
-        assert await transaction.openai_responses.delete("resp_1")
-        assert not await transaction.openai_responses.delete("resp_1")
-        assert await transaction.openai_responses.find("resp_1") is None
+        assert await ResponseRows(transaction.connection).find("resp_1") == KEPT
+        assert await ResponseRows(transaction.connection).find("resp_2") is None
+        assert await ResponseRows(transaction.connection).delete("resp_1")
+        assert not await ResponseRows(transaction.connection).delete("resp_1")
+        assert await ResponseRows(transaction.connection).find("resp_1") is None

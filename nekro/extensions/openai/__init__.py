@@ -8,4 +8,4 @@ from nekro.app.extensions import Extension
 
 __all__ = ["EXTENSION"]
 
-EXTENSION: Final = Extension(name="openai", gateway="nekro.extensions.openai.gateway_part:GATEWAY_PART")
+EXTENSION: Final = Extension(name="openai", gateway="nekro.extensions.openai.responses:GATEWAY_PART")

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from nekro.extensions.openai.answers import AnswerEnd, AnswerReader, Part, Piece, Program, Usage, Words
+from nekro.extensions.openai.rows import OpenAIResponse
 from nekro_agent.errors import BudgetExceededError
-from storage.accounts.openai_responses import OpenAIResponse
 
 __all__ = [
     "GrowingItem",

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from loguru import logger
 from pydantic import RootModel
 
 from nekro.app.services import Services
+from nekro.extensions.openai import completions
 from nekro.extensions.openai.answers import QUEUED_SECONDS, AnswerReader
 from nekro.extensions.openai.bodies import ResponseBody, newest_text_or_items
 from nekro.extensions.openai.chats import (
+    ERROR_FORM,
     NO_RETRY,
     APIError,
     OpenAIRoute,
@@ -29,18 +32,19 @@ from nekro.extensions.openai.chats import (
     transient_chat,
 )
 from nekro.extensions.openai.response_events import ResponseView
+from nekro.extensions.openai.rows import OpenAIResponse, ResponseRows
 from nekro.gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
+from nekro.gateway.extensions import GatewayPart
 from nekro.gateway.idempotency import OnceDep
 from nekro.gateway.streams.hub import SlowReaderError
 from nekro.gateway.web.responses import EventStream, JsonAnswer
 from nekro.operations.actor import Identity, Scope
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NekroError
-from storage.accounts.openai_responses import OpenAIResponse
 from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.states import StoredKind
 
-__all__ = ["router"]
+__all__ = ["GATEWAY_PART"]
 
 router = APIRouter(route_class=OpenAIRoute, tags=["openai"])
 
@@ -92,7 +96,7 @@ async def create_response(
     )
     if body.store is not False:  # also by a repetition: the first request may have ended before this
         async with services.database.begin() as transaction:
-            if await transaction.openai_responses.add(row):
+            if await ResponseRows(transaction.connection).add(row):
                 size = ROW_BYTES + size_of(json.dumps(row.stated))
                 transaction.stored_bytes.add(identity.account_id, StoredKind.ROUNDS, size, refuses=False)
     if body.stream:
@@ -149,7 +153,7 @@ async def delete_response(response_id: str, services: ServicesDep, identity: Ide
     """Delete a response; the chat keeps its messages."""
     await _found(services, identity, response_id, Scope.POST)
     async with services.database.begin() as transaction:
-        await transaction.openai_responses.delete(response_id)
+        await ResponseRows(transaction.connection).delete(response_id)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
@@ -224,7 +228,7 @@ async def _found(services: Services, identity: Identity, response_id: str, scope
     """
     identity.require(scope)
     async with services.database.read() as transaction:
-        row = await transaction.openai_responses.find(response_id)
+        row = await ResponseRows(transaction.connection).find(response_id)
     if row is None or row.key_id != identity.key_id:
         detail = f"there is no response {response_id[:100]!r}"
         raise APIError(HTTPStatus.NOT_FOUND, "not_found", detail, param="response_id")
@@ -244,3 +248,11 @@ def _stated(body: ResponseBody) -> dict[str, Any]:
 
 def _bad(param: str, message: str) -> APIError:
     return APIError(HTTPStatus.BAD_REQUEST, "invalid_value", f"{param}: {message}", param=param)
+
+
+GATEWAY_PART: Final = GatewayPart(
+    root=(completions.router, router),
+    # Pictures and files are in the JSON.
+    limits=((re.compile(r"/v1/(chat/completions|responses)"), lambda settings: settings.media_bytes),),
+    errors={"/v1/": ERROR_FORM},
+)

@@ -12,7 +12,7 @@ from storage.repositories.base import Repository
 from storage.sql import insert
 from storage.tables import OPENAI_RESPONSES
 
-__all__ = ["OpenAIResponse", "OpenAIResponseRepository"]
+__all__ = ["OpenAIResponse", "ResponseRows"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class OpenAIResponse:
     created_at: datetime
 
 
-class OpenAIResponseRepository(Repository):
+class ResponseRows(Repository):
     """Rows of responses."""
 
     async def add(self, response: OpenAIResponse) -> bool:
