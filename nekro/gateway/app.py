@@ -20,7 +20,7 @@ from nekro.gateway.access.keys import ValidKeys
 from nekro.gateway.access.limits import OpenStreams, Rates
 from nekro.gateway.access.signed_texts import LoginCodes
 from nekro.gateway.api import ROUTERS, files, system
-from nekro.gateway.console import pages, session
+from nekro.gateway.console import pages
 from nekro.gateway.dependencies import identity_of
 from nekro.gateway.document import openapi
 from nekro.gateway.extensions import GatewayPart
@@ -124,9 +124,9 @@ def _routes(names: tuple[str, ...]) -> tuple[BaseRoute, ...]:
     app.include_router(api)
     app.include_router(files.link_router)
     # The session before the files, whose pattern matches every path below /console/.
-    app.include_router(session.router)
-    app.include_router(openapi.reference_router)
     app.include_router(pages.router)
+    app.include_router(openapi.reference_router)
+    app.include_router(pages.files_router)
     for part in parts:
         for router in part.root:
             app.include_router(router)
