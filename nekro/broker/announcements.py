@@ -84,10 +84,9 @@ class Announcements:
                 at the beginning, after each outage, and when there were too many.
         """
         #: The Redis that announces.
-        self.url, channel = _place(settings)
-        self._subscription = Subscription(
-            settings.broker, self.url, channel, self._pass_on, on_subscribed=self._begin, on_broken=self._end
-        )
+        self.url, self._channel = _place(settings)
+        self._broker = settings.broker
+        self._subscription = self._new_subscription()
         self._on_added, self._on_live, self._on_begun = on_added, on_live, on_begun
         self._task: asyncio.Task[None] | None = None
         #: Set while announcements are received.
@@ -103,6 +102,7 @@ class Announcements:
             self._task.cancel()
             self._task = None
             self._subscription.abort()
+            self._subscription = self._new_subscription()
             self._listening.clear()
 
     async def listening(self, *, seconds: float) -> bool:
@@ -117,6 +117,16 @@ class Announcements:
         task = self._task
         self.need(False)
         await end_tasks(task)
+
+    def _new_subscription(self) -> Subscription:
+        return Subscription(
+            self._broker,
+            self.url,
+            self._channel,
+            self._pass_on,
+            on_subscribed=self._begin,
+            on_broken=self._end,
+        )
 
     def _begin(self) -> None:
         self.failure = None

@@ -221,9 +221,9 @@ class MethodCaller:
         await asyncio.sleep(0)  # the cancelled waits revoke their calls
         if self._revocations:  # cancelled, a withdrawal could outlive the event loop
             await asyncio.wait(self._revocations, timeout=CLOSE_STEP_SECONDS)
-        await _end({*tasks, *self._reads, *self._revocations})
         if self._subscription is not None:
             self._subscription.abort()
+        await _end({*tasks, *self._reads, *self._revocations})
         if self._reader is not None:
             await self._reader.close()
         if self._publisher is not None:

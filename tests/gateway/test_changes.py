@@ -291,7 +291,7 @@ async def test_announcements_that_were_missed_are_a_reset(fresh_fleet: Fleet, se
     async with served(app) as http, reading(http) as reader:
         position = reader.last_id
         del reader.seen[:]
-        app.state.hub._announcements._subscription.abort()  # as in an outage of the broker
+        app.state.hub._announcements._subscription._link.abort()  # as in an outage of the broker
         await reader.hears("reset")
         async with reading(http, after=position) as back:
             assert back.seen[0] == ("reset", None)

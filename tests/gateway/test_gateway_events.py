@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any, NoReturn
+from typing import Any
 
 import httpx
 import pytest
@@ -195,7 +195,7 @@ async def test_the_first_reader_gets_what_came_before_its_subscription(
     may_subscribe, subscription = asyncio.Event(), hub._announcements._subscription
     listen = subscription.listen
 
-    async def listen_later() -> NoReturn:
+    async def listen_later() -> None:
         await may_subscribe.wait()
         await listen()
 

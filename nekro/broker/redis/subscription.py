@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import Final
 
 import redis
 from loguru import logger
@@ -48,6 +48,7 @@ class Subscription:
         self._on_subscribed, self._on_broken = on_subscribed, on_broken
         self._link = RedisLink(broker, url, on_message=on_message)
         self._proved_at = float("-inf")
+        self._is_aborted = False
         #: When the newest answered ping was sent.
         self._asked_at = float("-inf")
 
@@ -66,21 +67,29 @@ class Subscription:
         # One confirmation may be late, or lost.
         return time.monotonic() - self._proved_at < 2.5 * FRESH_SECONDS
 
-    async def listen(self) -> NoReturn:
-        """Subscribe and stay subscribed, until the task is cancelled."""
-        while True:
+    async def listen(self) -> None:
+        """Subscribe and stay subscribed, until the task is cancelled or ``abort`` is called.
+
+        A cancelled task alone may go on: before CPython 3.12 ``asyncio.wait_for``, in which redis-py sends
+        its handshake, loses a cancellation that comes with the end of what it waits for.
+        """
+        while not self._is_aborted:
             try:
                 await self._link.execute("SUBSCRIBE", self.channel)
-                self._on_subscribed()
-                while await self._is_subscribed():
+                if not self._is_aborted:
+                    self._on_subscribed()
+                while not self._is_aborted and await self._is_subscribed():
                     self._proved_at = time.monotonic()
                     await asyncio.sleep(FRESH_SECONDS)
                 raise redis.ConnectionError("the connection to Redis was replaced")
             except (redis.RedisError, OSError) as exc:  # missed messages are read elsewhere
+                if self._is_aborted:
+                    break
                 logger.bind(channel=self.channel, error=str(exc)).debug("subscription_broken")
                 self._proved_at = float("-inf")
                 self._on_broken(exc)
             await asyncio.sleep(RETRY_SECONDS)
+        self.abort()  # the connection may have been opened since
 
     async def settle(self) -> None:
         """Wait until every message that was published before this call has been passed on.
@@ -91,7 +100,8 @@ class Subscription:
         await self._link.execute("PING")
 
     def abort(self) -> None:
-        """Close the connection."""
+        """Close the connection; ``listen`` ends."""
+        self._is_aborted = True
         self._proved_at = float("-inf")
         self._link.abort()
 
