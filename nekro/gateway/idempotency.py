@@ -145,7 +145,7 @@ class Once:
 
         Args:
             status: of the answer, or what returns it for an answer.
-            is_repeatable: as of ``run``.
+            is_repeatable: see ``run``.
 
         Raises:
             RefusedError: 422, the same key with another body; 409, the first execution still runs.

@@ -52,7 +52,7 @@ def route(
     Args:
         status: of the answer.
         status_of: returns the status of an answer that may have others than ``status``.
-        options: as of ``APIRouter.add_api_route``.
+        options: further arguments of ``APIRouter.add_api_route``.
     """
     signature = inspect.signature(operation, eval_str=True)
     actor = OnceActorDep if method == "POST" else ActorDep
