@@ -26,6 +26,7 @@ from broker_config.app import NekroApp, create_app
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import Settings
 from nekro.base.metrics import start_metrics
+from nekro.broker.celery.worker import serve_new_tasks
 from nekro.wire.invocation import Envelope, Signer
 from nekro_agent.core.logger import configure
 from nekro_agent.errors import ArgumentError, MethodDisabledError, ResultError
@@ -98,6 +99,21 @@ def register_plain(app: NekroApp, ledger: Ledger) -> None:
     @app.task(name="t.secret")
     def secret(text: str) -> int:
         return len(text)
+
+    consumers: list[Any] = []
+    signals.worker_ready.connect(lambda sender, **_: consumers.append(sender), weak=False)
+
+    @app.task(name="t.register")
+    def register(name: str) -> None:
+        """Register one more task, which the consumer does not know before `t.serve`."""
+
+        @app.task(name=name)
+        def late() -> str:
+            return "late"
+
+    @app.task(name="t.serve")
+    def serve() -> None:
+        serve_new_tasks(consumers[-1].controller)
 
     @app.task(name="t.who")
     def who() -> list[str]:

@@ -86,6 +86,8 @@ class LoadedPlugins:
         self._init_errors: dict[str, str] = {}
         #: Messages for operators that concern no single plugin.
         self.warnings: list[str] = []
+        #: Whether a plugin is listed whose methods are not registered yet.
+        self.is_registering = False
 
     @property
     def plugins(self) -> list[NekroPlugin]:
@@ -104,8 +106,8 @@ class LoadedPlugins:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no import goes on."""
-        return all(loaded.later is None for loaded in self._found)
+        """Whether no import goes on, and the methods of all plugins are registered."""
+        return not self.is_registering and all(loaded.later is None for loaded in self._found)
 
     def replace(self, old: Imported, new: Imported) -> None:
         """List a new version of a plugin instead of the old one, without the errors of its init."""

@@ -75,6 +75,19 @@ def headers(**fields: Any) -> Change:
     return lambda raw: raw["headers"].update(fields)
 
 
+@pytest.mark.parametrize("pool", ["asyncio", "threads"])
+def test_a_task_that_was_registered_late_is_not_answered_as_unknown(
+    start_worker: StartWorker, send: Send, pool: str
+) -> None:
+    """The hub takes up a new task after it was registered; a message that arrives between waits."""
+    start_worker(pool)
+    send("t.register", "t.late").get(WAIT_SECONDS)
+    early = send("t.late")
+    send("t.wait", 0).get(WAIT_SECONDS)  # behind it in the queue
+    send("t.serve").get(WAIT_SECONDS)
+    assert early.get(WAIT_SECONDS) == "late"
+
+
 @pytest.mark.extended
 def test_unusual_messages_are_handled_by_the_consumer_with_the_usual_outcome(
     start_worker: StartWorker, send: Send, client: Any, settings: Settings, app: NekroApp

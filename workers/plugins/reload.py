@@ -195,9 +195,13 @@ class PluginReloader:
             self._refuse(old, new, error)
             return
         assert new.plugin is not None  # noqa: S101 - see above
-        self._loaded.replace(old, new)
-        self._host.use(self._loaded.plugins)
-        self._on_change()
+        self._loaded.is_registering = True  # messages arrive on another thread
+        try:
+            self._loaded.replace(old, new)
+            self._host.use(self._loaded.plugins)
+            self._on_change()
+        finally:
+            self._loaded.is_registering = False
         if self._is_watching and not new.is_shipped:
             self._watches[new.path] = SourceWatch(new)
         logger.bind(plugin=new.key, version=new.plugin.version).info("plugin_reloaded")

@@ -290,8 +290,11 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         self._answer(message, MessageRefusedError(f"message refused: {type(exc).__name__}"))
 
     def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
-        """Answer a task that this worker does not have, or hand it back if the worker may have it soon."""
-        if self.app.awaits_plugins():
+        """Answer a task that this worker does not have, or hand it back if the worker may have it soon.
+
+        A task may be registered already: the hub takes it up later (``serve_new_tasks``).
+        """
+        if self.app.awaits_plugins() or message.headers["task"] in self.app.tasks:
             self.hub.call_soon(self.hub.call_later, REFRESH_SECONDS, self._hand_back, message)
             return
         name = message.headers["task"]
