@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from loguru import logger
@@ -25,6 +26,7 @@ from pydantic import (
     PrivateAttr,
     SecretStr,
     ValidationError,
+    create_model,
 )
 from pydantic_settings import (
     BaseSettings,
@@ -72,7 +74,7 @@ from broker_config.setting_sources import (
     renamed_group,
 )
 from broker_config.urls import AMQP_SCHEMES, REDIS_SCHEMES, passwords_of
-from nekro.base.release import extension_names
+from nekro.base.release import extension, extension_names, imported
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import SettingsError
 
@@ -101,6 +103,8 @@ __all__ = [
     "WorkerSettings",
     "known_variables",
 ]
+
+G = TypeVar("G", bound=SettingGroup)
 
 ENV_PREFIX = "NEKRO_"
 #: Variables with this prefix configure the test suite and are not settings.
@@ -868,7 +872,7 @@ class Settings(BaseSettings):
         """
         _reject_unknown(os.environ, env_file)
         try:
-            settings = cls(_env_file=env_file, **overrides)
+            settings = _complete()(_env_file=env_file, **overrides)
         except ValidationError as exc:
             raise SettingsError(_explain(exc)) from exc
         except SourceError as exc:  # the only setting that is JSON; the cause does not contain the text
@@ -887,6 +891,10 @@ class Settings(BaseSettings):
         """Whether processes load an extension."""
         return not self.extensions or name in self.extensions
 
+    def of_extension(self, name: str, group: type[G]) -> G:
+        """Return the settings of an extension, ``group`` as it states them; defaults if none were loaded."""
+        return getattr(self, name, None) or group()
+
     @property
     def visibility_timeout(self) -> timedelta:
         """How long an unrenewed delivery stays with its worker."""
@@ -900,6 +908,26 @@ class Settings(BaseSettings):
         urls += [url for group in self.models.values() for url in (group.base_url, group.proxy)]
         passwords = [password for url in urls if url is not None for password in passwords_of(url)]
         return tuple(secret for secret in (*secrets, *passwords) if secret)
+
+
+def _complete() -> type[Settings]:
+    """Return the settings with those of the installed extensions."""
+    return _with_groups(tuple(extension_names()))
+
+
+@cache
+def _with_groups(extensions: tuple[str, ...]) -> type[Settings]:
+    """Return ``Settings`` with a group for each extension that states one."""
+    groups: dict[str, Any] = {}
+    for name in extensions:
+        stated = extension(name).settings
+        if stated is None:
+            continue
+        if name in Settings.model_fields:
+            raise SettingsError(f"Extension {name} states settings under the name of a group of the core")
+        group = imported(stated)
+        groups[name] = (group, group())
+    return create_model("Settings", __base__=Settings, **groups) if groups else Settings
 
 
 def _secrets_of(value: object) -> Iterator[SecretStr]:
@@ -916,7 +944,7 @@ def _secrets_of(value: object) -> Iterator[SecretStr]:
 
 def known_variables() -> Iterator[tuple[str, str, Any]]:
     """Yield (environment variable, group or "", field info) of every setting, in reading order."""
-    for name, field in Settings.model_fields.items():
+    for name, field in _complete().model_fields.items():
         group = field.annotation
         if isinstance(group, type) and issubclass(group, SettingGroup):
             fixed = fixed_fields(group)

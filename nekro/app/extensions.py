@@ -7,20 +7,16 @@ extensions imports one, so each can be left out: by ``NEKRO_EXTENSIONS``, or by 
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
-from nekro.base.release import EXTENSIONS, extension_names
+from nekro.base.release import extension, extension_names, imported
 
 if TYPE_CHECKING:
     from broker_config.settings import Settings
 
 __all__ = ["Extension", "ExtensionCommand", "adapters", "imported", "installed", "loaded"]
-
-#: Name under which a package has its extension.
-_ATTRIBUTE: Final = "EXTENSION"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +37,9 @@ class Extension:
 
     #: That of its package, which ``NEKRO_EXTENSIONS`` names.
     name: str
+    #: Its subclass of ``broker_config.limits.SettingGroup``, with a default for each value: the variables
+    #: ``NEKRO_<NAME>__…``, which ``Settings.of_extension`` returns. None: it has none of its own.
+    settings: str | None = None
     #: Keys of the adapters whose chats it serves: what the agent sends there is queued for their clients.
     adapters: tuple[str, ...] = ()
     #: Its ``nekro.gateway.extensions.GatewayPart``; None: it has no routes.
@@ -54,16 +53,10 @@ class Extension:
     checks: str | None = None
 
 
-def imported(part: str) -> Any:
-    """Return the part that ``module:NAME`` names."""
-    module, _, name = part.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
 def installed() -> Iterator[Extension]:
     """Yield the extensions of this installation, in the order of their names."""
     for name in extension_names():
-        yield imported(f"{EXTENSIONS}.{name}:{_ATTRIBUTE}")
+        yield extension(name)
 
 
 def loaded(settings: Settings) -> tuple[Extension, ...]:

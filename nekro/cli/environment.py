@@ -19,7 +19,8 @@ def setting_value(settings: Settings, group: str, variable: str) -> object:
     leaf = variable.removeprefix(ENV_PREFIX).lower()
     if not group:
         return getattr(settings, leaf)
-    return getattr(getattr(settings, group), leaf.removeprefix(f"{group}__"))
+    # Settings that were not loaded have no group of an extension, which are its defaults then.
+    return getattr(getattr(settings, group, None), leaf.removeprefix(f"{group}__"), None)
 
 
 def setting_text(value: object) -> str:

@@ -147,6 +147,41 @@ async def test_nothing_is_queued_for_an_extension_that_is_left_out(telegraph: No
         assert (await client.get("/telegraph/london")).json() == []
 
 
+async def test_an_extension_reads_settings_of_its_own(
+    telegraph: None, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As those of the core: from a file, with bounds, redacted, and handed on to child processes."""
+    (tmp_path / "key").write_text("dot-dash\n", "utf-8")
+    monkeypatch.setenv("NEKRO_TELEGRAPH__KEY_FILE", str(tmp_path / "key"))
+    monkeypatch.setenv("NEKRO_TELEGRAPH__MAX_WORDS", "2")
+    settings = Settings.load(env_file=None)
+    assert "dot-dash" in settings.secret_values()
+    assert environment_of(settings, {})["NEKRO_TELEGRAPH__KEY"] == "dot-dash"
+    group = settings.telegraph  # type: ignore[attr-defined]
+    own = fleet.settings.model_copy(update={"telegraph": group})
+    async with served(create_app(own)) as client:
+        path = "/telegraph/rome"
+        assert (await client.post(path, params={"text": "stop"})).status_code == 401
+        known = {"key": "dot-dash"}
+        assert (await client.post(path, params=known | {"text": "a b c"})).status_code == 422
+        assert (await client.post(path, params=known | {"text": "a b"})).json() == 1
+    monkeypatch.setenv("NEKRO_TELEGRAPH__MAX_WORDS", "0")
+    with pytest.raises(SettingsError, match=r"NEKRO_TELEGRAPH__MAX_WORDS: .*; it is '0'"):
+        Settings.load(env_file=None)
+    monkeypatch.delenv("NEKRO_TELEGRAPH__MAX_WORDS")
+    monkeypatch.setenv("NEKRO_TELEGRAPH__MAX_WORD", "2")
+    with pytest.raises(SettingsError, match="Did you mean NEKRO_TELEGRAPH__MAX_WORDS"):
+        Settings.load(env_file=None)
+
+
+def test_the_settings_of_an_extension_that_is_not_installed_are_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NEKRO_TELEGRAPH__MAX_WORDS", "2")
+    with pytest.raises(SettingsError, match="Unknown setting NEKRO_TELEGRAPH__MAX_WORDS"):
+        Settings.load(env_file=None)
+
+
 async def answered(services: Services, chat_key: str, text: str) -> str:
     """Write a message of the agent."""
     new = NewMessage(chat_key=chat_key, kind=MessageKind.ASSISTANT, text=text)

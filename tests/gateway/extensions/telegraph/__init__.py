@@ -9,5 +9,8 @@ from nekro.app.extensions import Extension
 __all__ = ["EXTENSION"]
 
 EXTENSION: Final = Extension(
-    name="telegraph", adapters=("telegraph",), gateway="nekro.extensions.telegraph.routes:GATEWAY_PART"
+    name="telegraph",
+    settings="nekro.extensions.telegraph.settings:TelegraphSettings",
+    adapters=("telegraph",),
+    gateway="nekro.extensions.telegraph.routes:GATEWAY_PART",
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, HTTPException, Request
 
 from nekro.gateway.dependencies import ServicesDep
 from nekro.gateway.extensions import GatewayPart, Running, running
 from nekro_agent.ports import IncomingMessage
+
+from .settings import TelegraphSettings
 
 __all__ = ["GATEWAY_PART", "Office"]
 
@@ -32,8 +34,13 @@ class Office(Running):
 
 
 @router.post("/telegraph/{office}")
-async def take(office: str, text: str, request: Request, services: ServicesDep) -> int:
+async def take(office: str, text: str, request: Request, services: ServicesDep, key: str = "") -> int:
     """Receive a message of a person."""
+    settings = services.settings.of_extension(ADAPTER, TelegraphSettings)
+    if settings.key is not None and key != settings.key.get_secret_value():
+        raise HTTPException(401, "wrong key")
+    if len(text.split()) > settings.max_words:
+        raise HTTPException(422, f"more than {settings.max_words} words")
     message = IncomingMessage(chat_key=f"{ADAPTER}-{office}", text=text, user_id="ada", user_name="Ada")
     await services.intake.accept(message, once_key=None, issuer=ADAPTER)
     running(request, Office).taken += 1
