@@ -37,6 +37,7 @@ router = APIRouter(route_class=KeyedRoute, tags=["messages"])
     "/chats/{chat_key}/messages",
     status_code=HTTPStatus.ACCEPTED,
     response_model=PostedMessage,
+    responses={HTTPStatus.OK: {"model": PostedMessage, "description": "The turn has ended, and is in it."}},
     openapi_extra={"requestBody": MESSAGE_BODY},
 )
 async def post_message(
