@@ -86,7 +86,7 @@ send_msg_text(_ck, "moments " + json.dumps(moments))
 _SITE: Final = """
 import asyncio, mmap, os, sqlite3, sys, threading, time
 import uvloop
-# Its transports are in Cython, of which the interpreter reports no calls.
+# Its transports are in Cython, and the interpreter reports no calls of Cython code.
 uvloop.new_event_loop = asyncio.new_event_loop
 # 1 when the system has started.
 switch = mmap.mmap(os.open(os.environ["WALKS_SWITCH"], os.O_RDWR), 1)

@@ -125,7 +125,7 @@ class Once:
         if self.name is None:
             return await work()
         answer = await self.respond(work, status=self.status_of, is_repeatable=is_repeatable)
-        self.headers = {name: answer.headers[name] for name in REPLAYED if name in answer.headers}
+        self.headers = _added(answer)
         if answer.status_code >= HTTPStatus.BAD_REQUEST:
             raise RepeatedProblem(answer)
         return kind.model_validate(json.loads(bytes(answer.body)))
@@ -230,9 +230,13 @@ async def once_of(request: Request, *, body: bytes) -> Once:
 
 
 def with_content(answer: JSONResponse, content: Any) -> JSONResponse:
-    """Return an answer of ``Once.run`` with another body; what it adds, such as a secret, is not stored."""
-    headers = {name: answer.headers[name] for name in REPLAYED if name in answer.headers}
-    return JsonAnswer(content, status_code=answer.status_code, headers=headers)
+    """Return an answer of ``Once.respond`` with another body; what that adds (a secret) is not stored."""
+    return JsonAnswer(content, status_code=answer.status_code, headers=_added(answer))
+
+
+def _added(answer: JSONResponse) -> dict[str, str]:
+    """Return the headers of an answer that say that it was given before."""
+    return {name: answer.headers[name] for name in REPLAYED if name in answer.headers}
 
 
 async def _once(request: Request) -> Once:

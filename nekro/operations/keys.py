@@ -237,21 +237,7 @@ async def revoke_stored_key(
 
 def key_answer(key: StoredKey) -> ApiKey:
     """Return a key without its digest."""
-    return ApiKey(
-        id=key.id,
-        name=key.name,
-        scopes=key.scopes,
-        chats=key.chats,
-        user_id=key.user_id,
-        requests_per_minute=key.requests_per_minute,
-        cost_per_day=key.cost_per_day,
-        tokens_per_day=key.tokens_per_day,
-        stored_bytes_limit=key.stored_bytes_limit,
-        stored_bytes=key.stored_bytes,
-        created_at=key.created_at,
-        expires_at=key.expires_at,
-        revoked_at=key.revoked_at,
-    )
+    return ApiKey.model_validate(key, from_attributes=True)
 
 
 def act_answer(act: RecordedAct) -> Act:

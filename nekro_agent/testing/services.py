@@ -77,7 +77,7 @@ class RecordedTriggers(EventPublisher):
     def events_added(
         self, chat_key: str, number: int, *, types: frozenset[str] = frozenset(), later: bool = False
     ) -> None:
-        """Announce nothing: nobody subscribes."""
+        """Announce nothing; a test has no subscribers."""
 
 
 class WorldMessages(SqlMessages):

@@ -254,7 +254,7 @@ class McpServer:
         try:
             return await work()
         except (NekroError, RefusedError) as exc:
-            # A chat that the key does not have is not told from one that does not exist.
+            # A chat that the key does not have is reported like one that does not exist.
             if isinstance(exc, NotFoundError) or getattr(exc, "status", None) == HTTPStatus.NOT_FOUND:
                 code = INVALID_PARAMS if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS else missing
             else:
