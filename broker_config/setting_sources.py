@@ -151,7 +151,6 @@ _OLD_VALUES: Final = {
 
 #: What replaces each, or the value that is now fixed.
 REMOVED_SETTINGS: Final = {
-    "NEKRO_AGENT__TOOL_CALL_SHARE": "the calls of all turns are kept as events",
     "NEKRO_BROKER__SENTINEL_USERNAME": "the Sentinels are asked as their default user",
     "NEKRO_BROKER__CONNECT_TIMEOUT_SECONDS": "NEKRO_BROKER__SOCKET_TIMEOUT_SECONDS: connecting may take 40 %",
     "NEKRO_RESULTS__EXPIRES_SECONDS": "results are kept for an hour",
@@ -200,6 +199,7 @@ REMOVED_SETTINGS: Final = {
 
 #: Settings that a process ignores since ``FIXED_SINCE``, with a warning in its log: what holds instead.
 FIXED_SETTINGS: Final = {
+    "NEKRO_AGENT__TOOL_CALL_SHARE": "the calls of all turns are kept as events",
     "NEKRO_DATABASE__POOL_TIMEOUT_SECONDS": "a connection is waited for 15 s",
     "NEKRO_DATABASE__TRANSACTION_TIMEOUT_SECONDS": "a transaction may take 30 s",
     "NEKRO_BROKER__VISIBILITY_TIMEOUT_SECONDS": "a delivery that is not renewed for 30 s is delivered again",
