@@ -1236,6 +1236,8 @@ class DeadLetter(Answer):
     bytes: int
     #: ``valid`` or ``not valid``; None in lists.
     signature: str | None = None
+    #: What is sent again: task, lane, chat, user, size of the arguments. None in lists, and if not valid.
+    summary: str | None = None
     chat_key: str | None = None
     deadline: datetime | None = None
 

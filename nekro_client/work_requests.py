@@ -56,6 +56,7 @@ class TurnRequests:
         model: str | None = None,
         plugin: str | None = None,
         min_cost: float | None = None,
+        beginning: str = "",
         cursor: str | None = None,
         limit: int | None = None,
     ) -> Operation[Page[TurnSummary]]:
@@ -68,10 +69,11 @@ class TurnRequests:
             model: only turns that this model answered in.
             plugin: only turns that called methods of this plugin.
             min_cost: only ended turns whose rounds cost at least that.
+            beginning: only turns whose ids begin with it.
         """
         wanted = {"state": state, "model": model, "plugin": plugin, "min_cost": min_cost}
         times = {"since": since and since.isoformat(), "until": until and until.isoformat()}
-        params = {**wanted, **times, "cursor": cursor, "limit": limit}
+        params = {**wanted, **times, "id": beginning or None, "cursor": cursor, "limit": limit}
         return operation("GET", "/turns", Page[TurnSummary], params=params)
 
     @request
@@ -121,11 +123,13 @@ class JobRequests:
         *,
         chat_key: str | None = None,
         open_only: bool = False,
+        beginning: str = "",
         cursor: str | None = None,
         limit: int | None = None,
     ) -> Operation[Page[Job]]:
-        """Return a page of jobs, the newest first."""
-        params = {"chat_key": chat_key, "open": open_only or None, "cursor": cursor, "limit": limit}
+        """Return a page of jobs, the newest first; ``beginning`` is one of their ids."""
+        wanted = {"chat_key": chat_key, "open": open_only or None, "id": beginning or None}
+        params = {**wanted, "cursor": cursor, "limit": limit}
         return operation("GET", "/jobs", Page[Job], params=params)
 
     @request
@@ -172,6 +176,7 @@ class ApprovalRequests:
         *,
         chat_key: str | None = None,
         state: str | None = None,
+        beginning: str = "",
         cursor: str | None = None,
         limit: int | None = None,
     ) -> Operation[Page[Approval]]:
@@ -179,8 +184,10 @@ class ApprovalRequests:
 
         Args:
             state: ``pending``, ``approved``, ``denied``, ``expired`` or ``cancelled``; None means all.
+            beginning: only the request of this number, else those whose ids begin with it.
         """
-        params = {"chat_key": chat_key, "state": state, "cursor": cursor, "limit": limit}
+        wanted = {"chat_key": chat_key, "state": state, "id": beginning or None}
+        params = {**wanted, "cursor": cursor, "limit": limit}
         return operation("GET", "/approvals", Page[Approval], params=params)
 
     @request
@@ -236,10 +243,15 @@ class TimerRequests:
 
     @request
     def list(
-        self, *, chat_key: str | None = None, cursor: str | None = None, limit: int | None = None
+        self,
+        *,
+        chat_key: str | None = None,
+        beginning: str = "",
+        cursor: str | None = None,
+        limit: int | None = None,
     ) -> Operation[Page[Timer]]:
-        """Return a page of timers."""
-        params = {"chat_key": chat_key, "cursor": cursor, "limit": limit}
+        """Return a page of timers; ``beginning`` is one of their ids."""
+        params = {"chat_key": chat_key, "id": beginning or None, "cursor": cursor, "limit": limit}
         return operation("GET", "/timers", Page[Timer], params=params)
 
     @request
@@ -262,9 +274,17 @@ class DeadLetterRequests:
     """The requests of dead letters."""
 
     @request
-    def list(self, *, cursor: str | None = None, limit: int | None = None) -> Operation[Page[DeadLetter]]:
-        """Return a page of dead letters, the newest first."""
-        return operation("GET", "/dead-letters", Page[DeadLetter], params={"cursor": cursor, "limit": limit})
+    def list(
+        self, *, beginning: str = "", cursor: str | None = None, limit: int | None = None
+    ) -> Operation[Page[DeadLetter]]:
+        """Return a page of dead letters, the newest first.
+
+        Args:
+            beginning: only those whose ids begin with it; then a page may be short, or empty, and have a
+                next one.
+        """
+        params = {"id": beginning or None, "cursor": cursor, "limit": limit}
+        return operation("GET", "/dead-letters", Page[DeadLetter], params=params)
 
     @request
     def get(self, letter_id: str) -> Operation[DeadLetter]:

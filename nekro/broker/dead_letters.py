@@ -96,6 +96,15 @@ class VerifiedMessage:
     #: None for a message that announces a row (a round, a job), which contains the work.
     invocation: Invocation | None
 
+    @property
+    def summary(self) -> str:
+        """What runs when it is sent again."""
+        call, where = self.invocation, f"{self.task} on lane {self.lane}"
+        if call is None:
+            return f"{where}: processes the pending work that the database records"
+        user = "" if call.user_id is None else f" as user {call.user_id}"
+        return f"{where} in chat {call.chat_key}{user}, {len(call.args)} bytes of arguments"
+
 
 class DeadLetters:
     """The dead letters of one Redis; blocking. Every method may raise BrokerUnavailableError."""
@@ -195,13 +204,15 @@ class DeadLetters:
                 raise NotFoundError(f"no dead letter has the id {message_id}")
 
     def checked(self, message: DeadMessage) -> dict[str, Any]:
-        """Return the fields that a message's signatures cover: ``signature``, ``chat_key``, ``deadline``."""
+        """Return ``signature``, and the fields that it covers: ``summary``, ``chat_key``, ``deadline``."""
         try:
-            call = self.verify(message).invocation
+            verified = self.verify(message)
         except MessageRefusedError:
-            return {"signature": "not valid", "chat_key": None, "deadline": None}
+            return {"signature": "not valid", "summary": None, "chat_key": None, "deadline": None}
+        call = verified.invocation
         return {
             "signature": "valid",
+            "summary": verified.summary,
             "chat_key": None if call is None else call.chat_key,
             "deadline": None if call is None else call.deadline,
         }

@@ -3,59 +3,92 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import partial
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from broker_config.settings import Settings
-from nekro.cli.command import Deps, operator
-from nekro.cli.gateway_client import error_of, translated, waiting_client
-from nekro.cli.services.database import open_database, open_writers
-from nekro_agent.errors import UsageError
+from nekro.cli.command import Deps, chosen_id
+from nekro.cli.gateway_client import translated, waiting_client
+from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:
-    from nekro.app.services import Services
-    from nekro.operations.actor import Actor
     from nekro_client import AsyncClient
     from nekro_client.models import Page
-    from storage.engine import Database
 
-__all__ = ["all_of", "open_api"]
+__all__ = ["SystemNeed", "all_of", "find", "is_over_gateway", "open_api"]
+
+
+class _Named(Protocol):
+    @property
+    def id(self) -> str: ...
+
 
 T = TypeVar("T")
+N = TypeVar("N", bound=_Named)
 
 #: Most items of a page.
 _PAGE: Final = 200
+#: Characters of a whole id.
+_ID_CHARS: Final = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemNeed:
+    """The running system that a command needs where no gateway is named (``open_services``)."""
+
+    #: Name of the command, recorded in ``up.json``.
+    command: str
+    #: Lanes that must have a worker.
+    lanes: Sequence[Lane] = ()
+    #: Whether it waits for a live worker; otherwise the last published catalogue suffices.
+    needs_workers: bool = False
+    #: Checks the requirements of workers; called only when workers are started.
+    before_start: Callable[[Settings], None] | None = None
+
+
+def is_over_gateway() -> bool:
+    """Whether the command works over the gateway that ``NEKRO_URL`` names."""
+    return bool(os.environ.get("NEKRO_URL"))
 
 
 @asynccontextmanager
-async def open_api(deps: Deps, *, publishes: bool = False) -> AsyncIterator[AsyncClient]:
+async def open_api(deps: Deps, *, system: SystemNeed | None = None) -> AsyncIterator[AsyncClient]:
     """Open the API.
 
     Args:
-        publishes: whether the command asks for what also publishes messages; else a database suffices here.
+        system: what the command needs besides the gateway's rows; None: services open when they are used.
 
     Raises:
         NekroError: the API refused a request inside the block.
     """
-    if os.environ.get("NEKRO_URL"):
+    if is_over_gateway():
         with translated():
             async with waiting_client() as client:
                 yield client
         return
-    from nekro.operations.actor import LOCAL, Actor, RefusedError
+    from nekro.cli.local_api import LocalServices, local_api
 
     settings = deps.load_settings()
-    identity = replace(LOCAL, stated_name=operator())
-    async with open_writers(settings) if publishes else _open_rows(settings) as services:
-        try:
-            # Its methods have the names and arguments of the client's.
-            yield cast("AsyncClient", _Operations(Actor(services=services, identity=identity), _OPERATIONS))
-        except RefusedError as exc:
-            raise error_of(exc.code, int(exc.status), exc.detail) from exc
+    if system is None:
+        async with LocalServices(settings) as services, local_api(services) as api:
+            yield api
+        return
+    from nekro.cli.services.system import open_services
+
+    async with (
+        open_services(
+            settings,
+            command=system.command,
+            lanes=system.lanes,
+            output=deps.output,
+            before_start=system.before_start,
+            needs_workers=system.needs_workers,
+        ) as (_, started),
+        local_api(started) as api,
+    ):
+        yield api
 
 
 async def all_of(page: Callable[..., Awaitable[Page[T]]], *, limit: int) -> list[T]:
@@ -71,79 +104,29 @@ async def all_of(page: Callable[..., Awaitable[Page[T]]], *, limit: int) -> list
     return items
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rows:
-    """The services of operations that read and write rows only."""
+async def find(page: Callable[..., Awaitable[Page[N]]], beginning: str, *, noun: str, listing: str) -> str:
+    """Return the id in a list that is, or begins with, a text, or whose item has it as its number.
 
-    settings: Settings
-    database: Database
+    Args:
+        page: takes the beginning, a cursor and a limit.
+        noun: of what is listed.
+        listing: the command that lists it.
 
-
-@asynccontextmanager
-async def _open_rows(settings: Settings) -> AsyncIterator[Services]:
-    async with open_database(settings) as database:
-        if not database.is_sqlite:  # SQLite uses the clock of this host
-            from storage.database_clock import follow_database_clock
-
-            await follow_database_clock(database)
-        yield cast("Services", _Rows(settings=settings, database=database))
-
-
-async def _change_timer(actor: Actor, timer_id: str, *, state: Any) -> Any:
-    from nekro.operations.work import change_timer
-    from nekro_client.models import TimerBody
-
-    return await change_timer(actor, timer_id, TimerBody(state=state))
-
-
-async def _create_key(actor: Actor, **values: Any) -> Any:
-    from nekro.operations.keys import create_key
-    from nekro_client.models import KeyBody
-
-    try:
-        body = KeyBody(**values)
-    except ValueError as exc:
-        raise UsageError(str(exc)) from exc
-    return await create_key(actor, body)
-
-
-async def _list_keys(actor: Actor) -> Any:
-    from nekro.operations.keys import list_keys
-
-    return (await list_keys(actor)).items
-
-
-#: By the names of the client's methods: operations as ``module.function``, or functions of an actor.
-_OPERATIONS: Final[Mapping[str, Any]] = {
-    "jobs": {
-        "list": "work.list_jobs",
-        "get": "work.get_job",
-        "log": "work.get_job_log",
-        "cancel": "work.cancel_job",
-        "retry": "work.retry_job",
-    },
-    "timers": {
-        "list": "work.list_timers",
-        "pause": partial(_change_timer, state="paused"),
-        "resume": partial(_change_timer, state="waiting"),
-        "delete": "work.delete_timer",
-    },
-    "keys": {"list": _list_keys, "create": _create_key, "revoke": "keys.revoke_key"},
-    "costs": "costs.get_costs",
-}
-
-
-class _Operations:
-    """Operations of an actor, by the names of a table; modules are imported at first use."""
-
-    def __init__(self, actor: Actor, table: Mapping[str, Any]) -> None:
-        self._actor, self._table = actor, table
-
-    def __getattr__(self, name: str) -> Any:
-        found = self._table[name]
-        if isinstance(found, Mapping):
-            return _Operations(self._actor, found)
-        if isinstance(found, str):
-            module, _, function = found.partition(".")
-            found = getattr(import_module(f"nekro.operations.{module}"), function)
-        return partial(found, self._actor)
+    Raises:
+        NotFoundError: there is none.
+        UsageError: there are several.
+    """
+    if len(beginning) >= _ID_CHARS:
+        return beginning  # a key may have the one but not the list
+    found: set[str] = set()
+    cursor: str | None = None
+    is_open = True
+    while is_open and beginning not in found and len(found) < 2:
+        answer = await page(beginning=beginning, cursor=cursor, limit=_PAGE)
+        for item in answer.items:
+            if str(getattr(item, "number", None)) == beginning.removeprefix("#"):
+                return item.id
+            found.add(item.id)
+        cursor = answer.next_cursor
+        is_open = cursor is not None
+    return chosen_id(found, beginning, noun=noun, listing=listing)

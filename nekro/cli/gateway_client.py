@@ -26,6 +26,7 @@ __all__ = [
     "describe_api_message",
     "error_of",
     "failure_of",
+    "invalid",
     "newest",
     "open_client",
     "translated",
@@ -97,7 +98,17 @@ def translated() -> Iterator[None]:
     except ClientError as exc:
         raise ServiceError(f"{os.environ.get('NEKRO_URL')}: {exc}") from exc
     except ValueError as exc:
-        raise UsageError(str(exc)) from exc
+        raise invalid(exc) from exc
+
+
+def invalid(error: ValueError) -> UsageError:
+    """Return the error of a command for values that no request can have."""
+    from pydantic import ValidationError
+
+    if not isinstance(error, ValidationError):
+        return UsageError(str(error))
+    faults = (f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+    return UsageError("; ".join(faults))
 
 
 def error_of(code: str, status: int, detail: str, *, request_id: str | None = None) -> NekroError:

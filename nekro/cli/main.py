@@ -134,7 +134,7 @@ COMMANDS: Final = _with_extensions(_COMMANDS)
 #: Commands that need no system.
 ANYWHERE: Final = frozenset({"completion"})
 #: Commands that ask the API (``nekro.cli.api``), here or over a gateway.
-OVER_API: Final = frozenset({"costs", "jobs", "keys", "timers"})
+OVER_API: Final = frozenset({"approvals", "costs", "dead", "doctor", "jobs", "keys", "timers"})
 
 #: Allocations that trigger a garbage collection in a command; a worker sets its own.
 _GARBAGE_THRESHOLD: Final = 50_000

@@ -30,15 +30,15 @@ async def list_approvals(
     actor: Actor,
     chat_key: OfChat = None,
     state: Annotated[State | None, Param(description="only in this state")] = None,
-    name: Annotated[
-        str | None,
+    beginning: Annotated[
+        str,
         Param(
             alias="id",
             max_length=200,
             description="only the one of this number, else those whose ids begin with this text, which has at"
             " least 4 characters",
         ),
-    ] = None,
+    ] = "",
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Page[Approval]:
@@ -49,7 +49,7 @@ async def list_approvals(
             limit=limit + 1,
             chat_key=chat_key,
             state=None if state is None else ApprovalState(state),
-            name=name,
+            name=beginning or None,
             before=None if cursor is None else number_of(cursor),
         )
     # On a thread: the arguments of each are text of others, and may be 64 KiB of it.

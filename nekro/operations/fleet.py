@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from nekro.broker.broker_figures import QueueFigures, read_dead, read_queues
 from nekro.broker.dead_letters import DeadLetters, DeadMessage, DeadPosition
 from nekro.operations.actor import Actor, Scope
-from nekro.operations.pages import Cursor, Limit, cursor_of, number_of
+from nekro.operations.pages import Beginning, Cursor, Limit, cursor_of, number_of
 from nekro_agent.errors import BrokerUnavailableError, NekroError
 from nekro_client.models import DeadLetter, Page, Queue, Queues, RetryBody, Work, Worker
 from storage.listings.series import OpenWork
@@ -79,14 +79,20 @@ async def get_queues(actor: Actor) -> Queues:
     )
 
 
-async def list_dead_letters(actor: Actor, limit: Limit = 50, cursor: Cursor = None) -> Page[DeadLetter]:
-    """List dead letters, not verified: valid ones before refused ones, the newest first."""
+async def list_dead_letters(
+    actor: Actor, beginning: Beginning = "", limit: Limit = 50, cursor: Cursor = None
+) -> Page[DeadLetter]:
+    """List dead letters, not verified: valid ones before refused ones, the newest first.
+
+    With `id` a page may be shorter than `limit`, also empty, although another one follows.
+    """
     actor.identity.require_all(Scope.ADMIN)
     after = None if cursor is None else _position(cursor)
     found, more = await _with_letters(actor, lambda letters: letters.page(limit=limit, after=after))
     # The last bit gives the kind, the others the number of older ones.
     next_cursor = None if more is None else cursor_of(more.older << 1 | more.is_refused)
-    return Page(items=[dead_letter_answer(message) for message in found], next_cursor=next_cursor)
+    items = [dead_letter_answer(message) for message in found if message.id.startswith(beginning)]
+    return Page(items=items, next_cursor=next_cursor)
 
 
 async def get_dead_letter(actor: Actor, letter_id: str) -> DeadLetter:

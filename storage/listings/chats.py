@@ -294,6 +294,8 @@ class TurnFilter:
     model: str | None = None
     #: A plugin whose methods were called.
     plugin: str | None = None
+    #: Only turns whose ids begin with it.
+    beginning: str = ""
 
     @property
     def terms(self) -> list[str]:
@@ -400,6 +402,8 @@ def _of_turns(wanted: TurnFilter, requested_at: ColumnElement[datetime]) -> Iter
         yield requested_at < wanted.until
     if wanted.min_cost is not None:
         yield ROUNDS.c.turn_cost >= wanted.min_cost
+    if wanted.beginning:
+        yield ROUNDS.c.id.startswith(wanted.beginning, autoescape=True)
     if wanted.prefix:
         # Not LIKE, which ignores case on SQLite.
         stored = escaped(wanted.prefix)

@@ -65,6 +65,12 @@ async def hold(_ctx: AgentCtx, name: str) -> None:
         await asyncio.sleep(0.02)
 
 
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "pay", requires_approval=True)
+async def pay(_ctx: AgentCtx, name: str, amount: int = 1) -> str:
+    """Pay somebody."""
+    return f"paid {name} {amount}"
+
+
 @plugin.mount_sandbox_method(SandboxMethodType.AGENT, "ask")
 async def ask(_ctx: AgentCtx, text: str) -> str:
     """Ask the agent."""

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from forked_process import run_forked
 from local_key import local_environment
 from nekro_inside import run_inside
 from waiting import WAIT_SECONDS, wait_until
 from worker_fleet import Fleet
 
+from broker_config.app import create_app
+from broker_config.embedded import resolve_signing_key
+from broker_config.keys import Keys
+from nekro.broker.delivery.messages import CallMessage
+from nekro.broker.publishing import encode_message
 from nekro.cli import gateway_client
 from nekro.cli.main import ANYWHERE, COMMANDS, OVER_API
 from nekro.cli.running import ExitCode
+from nekro.wire.invocation import Invocation, Signer, new_id
+from nekro.wire.values import encode_arguments
 from nekro_client import AsyncClient, Client, ConflictError
 
 pytestmark = pytest.mark.extended
@@ -178,6 +187,93 @@ def test_jobs_are_the_same(beside: Command, over_gateway: Command) -> None:
     (job,) = same(beside, over_gateway, "jobs", "--chat-key", "jobs")
     shown = same(beside, over_gateway, "jobs", "show", job["id"])
     assert (shown["message"], shown["plugin"]) == ("half", "tests.desk") and shown["worker"]
+
+
+def ask_for_approval(nekro: Command, directory: Path, chat_key: str) -> dict[str, Any]:
+    """Run code that calls a method which requires approval; returns the request as lists show it."""
+    (directory / "pay.py").write_text('pay("ada", 5)')
+    assert nekro("exec", "pay.py", "--chat-key", chat_key)[0] == 14
+    (asked,) = json.loads(nekro("approvals", "list", "--chat-key", chat_key, "--json")[1])
+    return asked  # type: ignore[no-any-return]
+
+
+def test_approvals_are_the_same_by_number_and_by_the_beginning_of_an_id(
+    beside: Command, over_gateway: Command, tmp_path: Path
+) -> None:
+    asked = ask_for_approval(over_gateway, tmp_path, "pays")
+    assert same(beside, over_gateway, "approvals", "--chat-key", "pays") == [asked]
+    shown = same(beside, over_gateway, "approvals", "show", str(asked["number"]))
+    assert (shown["id"], shown["call"]) == (asked["id"], "tests.desk.pay(\n    'ada',\n    5,\n)")
+    assert same(beside, over_gateway, "approvals", "show", asked["id"][:10]) == shown
+    assert same(beside, over_gateway, "approvals", "show", f"#{asked['number']}") == shown
+    for nekro in (beside, over_gateway):
+        code, _, err = nekro("approvals", "show", "none")
+        assert code == ExitCode.STORAGE and "no approval has the id none; `nekro approvals list" in err
+        code, _, err = nekro("approvals", "approve", asked["id"])
+        assert code == ExitCode.USAGE and "    'ada'," in err and "add --yes" in err
+        code, _, err = nekro("approvals", "deny", asked["id"], "--reason", "x" * 2001)
+        assert code == ExitCode.USAGE and "reason: String should have at most 2000 characters" in err
+
+
+def test_a_call_is_approved_with_other_arguments_which_are_shown(
+    nekro: Command, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    asked = ask_for_approval(nekro, tmp_path, f"edits-{request.node.callspec.id}")
+    arguments = ("approvals", "approve", str(asked["number"]), "--scope", "chat", "--yes")
+    code, _, err = nekro(*arguments, "--args", '["bob", 7]')
+    assert code == 0 and re.search(r"-    'ada',\s+-    5,\s+\+    'bob',\s+\+    7,\n", err), err
+    assert f"approved: call {asked['call_id']} of tests.desk.pay runs as a job" in err
+    code, _, err = nekro(*arguments)
+    assert code == ExitCode.STORAGE and "is approved by" in err
+    revoked = json.loads(nekro("approvals", "revoke", asked["id"], "--json")[1])
+    assert (revoked["state"], revoked["is_edited"]) == ("approved", True) and revoked["revoked_at"]
+
+
+def add_dead_call(fleet: Fleet) -> str:
+    """Add a signed call to the dead letters; returns its id."""
+    settings = fleet.settings
+    now = datetime.now(UTC)
+    call = Invocation(
+        call_id=new_id(),
+        method="tests.desk.add",
+        chat_key="dead",
+        container_key="dead",
+        user_id="ada",
+        issued_at=now,
+        deadline=now + timedelta(seconds=60),
+        args=encode_arguments((1,), {}),
+    )
+    signer = Signer.from_text(resolve_signing_key(settings).get_secret_value())
+    message = CallMessage.of(call, signer=signer, lane="methods", reply_to=new_id())
+    with create_app(settings) as app, redis.Redis.from_url(str(settings.broker.url)) as client:
+        raw = encode_message(message.build(app), queue="methods")
+        client.lpush(Keys(prefix=settings.broker.key_prefix).dead, raw)
+    return call.call_id
+
+
+def test_dead_letters_are_the_same_and_a_retry_says_what_runs(
+    fleet: Fleet, beside: Command, over_gateway: Command
+) -> None:
+    letters = [add_dead_call(fleet) for _ in range(3)]
+    listed = same(beside, over_gateway, "dead")
+    assert [letter["id"] for letter in listed] == letters[::-1]
+    assert len(same(beside, over_gateway, "dead", "--limit", "2")) == 2
+    shown = same(beside, over_gateway, "dead", "show", letters[0][:12])
+    assert set(shown) == {*listed[0], "signature", "chat_key", "deadline"}
+    assert (shown["signature"], shown["chat_key"]) == ("valid", "dead")
+    for nekro, letter, option, until in (
+        (beside, letters[0], (), r"until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"),
+        (over_gateway, letters[1], ("--timeout", "30"), "for at most 30 s"),
+    ):
+        code, _, err = nekro("dead", "retry", letter[:12], *option)
+        text = r"runs tests\.desk\.add on lane methods in chat dead as user ada, \d+ bytes of arguments, "
+        assert code == 0 and re.fullmatch(f"{text}{until}\nsent {letter} to lane methods again\n", err), err
+        code, _, err = nekro("dead", "drop", letter)
+        assert code == ExitCode.STORAGE and f"no dead letter has the id {letter}" in err
+    add_dead_call(fleet)
+    assert over_gateway("dead", "drop", letters[2][:12])[2] == f"dropped {letters[2]}\n"
+    assert beside("dead", "drop", "all")[2].startswith("dropped ")
+    assert same(beside, over_gateway, "dead") == []
 
 
 def test_the_history_is_the_same_with_its_rounds(beside: Command, over_gateway: Command) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "MOST_ARGUMENT_BYTES",
     "arguments_of",
     "call_line",
+    "compared",
     "difference",
     "plain_arguments",
     "shown_call",
@@ -106,9 +107,12 @@ def difference(row: Approval) -> str:
     """Return what the approver changed, as a unified diff of the two calls; "" without a change."""
     if row.edited_arguments is None:
         return ""
-    before = shown_call(row.method, row.arguments).split("\n")
-    after = shown_call(row.method, row.edited_arguments).split("\n")
-    return "\n".join(_unified(before, after))
+    return compared(shown_call(row.method, row.arguments), shown_call(row.method, row.edited_arguments))
+
+
+def compared(requested: str, approved: str) -> str:
+    """Return a unified diff of two shown calls; "" if they are equal."""
+    return "\n".join(_unified(requested.split("\n"), approved.split("\n")))
 
 
 def _unified(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:

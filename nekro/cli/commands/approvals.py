@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal
 
-from broker_config.settings import Settings
-from nekro.cli.command import (
-    Deps,
-    action_option,
-    arg,
-    chat_key,
-    chosen_id,
-    confirm,
-    json_flag,
-    not_blank,
-    operator,
-    positive_int,
-)
+from nekro.cli.api import SystemNeed, all_of, find, open_api
+from nekro.cli.command import Deps, action_option, arg, chat_key, confirm, json_flag, not_blank, positive_int
 from nekro.cli.commands.call import parse_arguments
-from nekro.cli.gateway_client import newest, open_client
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
-from nekro.cli.services.database import open_database
-from nekro.cli.services.system import open_services
 from nekro_agent.errors import UsageError
 
 if TYPE_CHECKING:
     from nekro.wire.values import Arguments
-    from nekro_client import Client, models
-    from storage.accounts.approvals import Approval
-    from storage.transaction import Transaction
+    from nekro_client.models import Approval
 
-__all__ = [
-    "EPILOG",
-    "Args",
-    "check",
-    "chosen",
-    "edited_arguments",
-    "run",
-    "run_over_gateway",
-    "show_decided",
-    "show_list",
-    "show_one",
-]
+__all__ = ["EPILOG", "Args", "run", "show_decided", "show_list", "show_one"]
 
 
 EPILOG: Final = """\
@@ -69,12 +43,6 @@ or by the beginning of its id. `--json` prints a list of approvals, else one, as
 _ACTIONS: Final = ("list", "show", "approve", "deny", "revoke")
 
 _CALL_COLUMNS: Final = 100
-#: Ids that are shown of a prefix with several.
-_MOST_NEAR: Final = 3
-#: Approvals among which a number or the beginning of an id is looked for.
-_MOST_LISTED: Final = 1000
-#: Characters of a whole id.
-_ID_CHARS: Final = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +61,7 @@ class Args:
     limit: int = arg(
         "--limit", metavar="N", type=positive_int, default=100, help="list: most lines (default: %(default)s)"
     )
-    scope: str = arg(
+    scope: Literal["once", "turn", "chat"] = arg(
         "--scope",
         choices=("once", "turn", "chat"),
         default="once",
@@ -107,234 +75,103 @@ class Args:
 
 def run(args: Args, deps: Deps) -> int:
     """Run the action."""
-    check(args)
-    settings = deps.load_settings()
-    actions = {"list": _list, "show": _show, "approve": _approve, "deny": _deny, "revoke": _revoke}
-    run_async(actions[args.action](args, deps, settings))
-    return 0
-
-
-def check(args: Args) -> None:
-    """Return if the arguments fit together.
-
-    Raises:
-        UsageError: they do not.
-    """
     if (args.approval_id is None) != (args.action == "list"):
         raise UsageError("write `nekro approvals list` or `nekro approvals show|approve|deny|revoke ID`")
     if args.action != "approve" and (args.args is not None or args.scope != "once"):
         raise UsageError("--args and --scope belong to `nekro approvals approve ID`")
+    run_async(_run(args, deps))
+    return 0
 
 
-def edited_arguments(args: Args) -> Arguments | None:
-    """Return the arguments of `--args`; None without it."""
-    return None if args.args is None else parse_arguments(args.args)
-
-
-async def _list(args: Args, deps: Deps, settings: Settings) -> None:
-    from nekro.operations.approvals import approval_answer
-    from storage.states import ApprovalState
-
-    async with open_database(settings) as database, database.read() as transaction:
-        rows = await transaction.approvals.newest(
-            limit=args.limit,
-            chat_key=args.chat_key,
-            state=None if args.all else ApprovalState.PENDING,
+async def _run(args: Args, deps: Deps) -> None:
+    edited = None if args.args is None else parse_arguments(args.args)
+    # A decision sends the call, and the event that tells of it.
+    system = SystemNeed(command="approvals") if args.action in ("approve", "deny") else None
+    async with open_api(deps, system=system) as api:
+        approvals = api.approvals
+        if args.action == "list":
+            page = partial(approvals.list, chat_key=args.chat_key, state=None if args.all else "pending")
+            show_list(await all_of(page, limit=args.limit), args, deps)
+            return
+        approval_id = await find(
+            approvals.list, str(args.approval_id), noun="approval", listing="nekro approvals list --all"
         )
-    show_list([approval_answer(row, in_full=False).model_dump() for row in rows], args, deps)
+        if args.action == "show":
+            show_one(await approvals.get(approval_id), args, deps)
+        elif args.action == "deny":
+            show_decided(await approvals.deny(approval_id, reason=args.reason), args, deps)
+        elif args.action == "revoke":
+            show_decided(await approvals.revoke(approval_id), args, deps)
+        else:
+            _ask(await approvals.get(approval_id), edited, args, deps)
+            positional, named = (None, None) if edited is None else edited
+            decided = await approvals.approve(
+                approval_id, scope=args.scope, reason=args.reason, args=positional, kwargs=named
+            )
+            show_decided(decided, args, deps)
 
 
-async def _show(args: Args, deps: Deps, settings: Settings) -> None:
-    async with open_database(settings) as database, database.read() as transaction:
-        described = await _described(transaction, await _find(transaction, str(args.approval_id)))
-    show_one(described, args, deps)
-
-
-async def _approve(args: Args, deps: Deps, settings: Settings) -> None:
-    from storage.states import ApprovalScope
-
-    edited = edited_arguments(args)
-    async with open_services(
-        settings, command="approvals", lanes=(), output=deps.output, needs_workers=False
-    ) as (_, services):
-        async with services.database.read() as transaction:
-            row = await _find(transaction, str(args.approval_id))
-        _ask(row, edited, args, deps)
-        decided = await services.approval_decisions.approve(
-            row.id,
-            by=operator(),
-            scope=ApprovalScope(args.scope),
-            reason=args.reason,
-            arguments=edited,
-        )
-        async with services.database.read() as transaction:
-            described = await _described(transaction, decided)
-    show_decided(described, args, deps)
-
-
-def _ask(row: Approval, edited: Arguments | None, args: Args, deps: Deps) -> None:
-    import dataclasses
-
-    from nekro.app.approvals.shown import difference, shown_call
-    from nekro.wire.values import encode_arguments
-
+def _ask(asked: Approval, edited: Arguments | None, args: Args, deps: Deps) -> None:
+    """Show the call, or how ``--args`` changes it, and ask whether it may run."""
+    call = asked.call or asked.method
     if edited is not None:
-        row = dataclasses.replace(row, edited_arguments=encode_arguments(*edited))
-        deps.output.words(difference(row) or "--args changes nothing")
+        from nekro.app.approvals.shown import compared, shown_call
+        from nekro.wire.values import encode_arguments
+
+        changed = shown_call(asked.method, encode_arguments(*edited))
+        deps.output.words(compared(call, changed) or "--args changes nothing")
     elif not args.json:
-        deps.output.words(shown_call(row.method, row.arguments))
-    confirm(f"approve this call in chat {row.chat_key}?", assumed=args.yes, deps=deps)
+        deps.output.words(call)
+    confirm(f"approve this call in chat {asked.chat_key}?", assumed=args.yes, deps=deps)
 
 
-async def _deny(args: Args, deps: Deps, settings: Settings) -> None:
-    async with open_services(
-        settings, command="approvals", lanes=(), output=deps.output, needs_workers=False
-    ) as (_, services):
-        async with services.database.read() as transaction:
-            row = await _find(transaction, str(args.approval_id))
-        decided = await services.approval_decisions.deny(row.id, by=operator(), reason=args.reason)
-        async with services.database.read() as transaction:
-            described = await _described(transaction, decided)
-    show_decided(described, args, deps)
-
-
-async def _revoke(args: Args, deps: Deps, settings: Settings) -> None:
-    async with open_database(settings) as database:
-        async with database.begin() as transaction:
-            row = await _find(transaction, str(args.approval_id))
-            await transaction.approvals.revoke(row.chat_key, approval_id=row.id)
-        async with database.read() as transaction:
-            described = await _described(transaction, await transaction.approvals.get(row.id))
-    show_decided(described, args, deps)
-
-
-async def _find(transaction: Transaction, name: str) -> Approval:
-    """Return the approval that ``name`` names; raises as ``chosen_id``."""
-    near = {row.id: row for row in await transaction.approvals.newest(name=name, limit=_MOST_NEAR)}
-    return near[chosen({row.id: row.number for row in near.values()}, name)]
-
-
-def chosen(numbers: Mapping[str, int | None], name: str) -> str:
-    """Return the id of the approval that is named by its number, its id or the beginning of that.
-
-    Args:
-        numbers: the numbers of approvals by their ids.
-
-    Raises:
-        The errors of ``chosen_id``.
-    """
-    for approval_id, number in numbers.items():
-        if number is not None and name.removeprefix("#") == str(number):
-            return approval_id
-    return chosen_id(numbers, name, noun="approval", listing="nekro approvals list --all")
-
-
-async def _described(transaction: Transaction, row: Approval) -> dict[str, Any]:
-    from nekro.operations.approvals import approval_answer
-
-    call = await transaction.calls.find(row.call_id)
-    return approval_answer(row, call).model_dump()
-
-
-def show_list(listed: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> None:
-    """Print approvals as ``nekro.operations.approvals.approval_answer`` returns them."""
+def show_list(listed: Sequence[Approval], args: Args, deps: Deps) -> None:
+    """Print approvals."""
     if args.json:
-        deps.output.json(listed)
+        deps.output.json([item.model_dump() for item in listed])
         return
     rows = [
         (
-            str(item["number"] or ""),
-            item["chat_key"],
-            item["state"],
-            one_line(item["summary"] or item["method"], limit=_CALL_COLUMNS),
-            f"{item['requested_at']:%Y-%m-%d %H:%M:%S} UTC",
-            f"{item['expires_at']:%Y-%m-%d %H:%M:%S} UTC",
-            item["decided_by"] or "",
-            item["id"],
+            str(item.number or ""),
+            item.chat_key,
+            item.state,
+            one_line(item.summary or item.method, limit=_CALL_COLUMNS),
+            f"{item.requested_at:%Y-%m-%d %H:%M:%S} UTC",
+            f"{item.expires_at:%Y-%m-%d %H:%M:%S} UTC",
+            item.decided_by or "",
+            item.id,
         )
         for item in listed
     ]
     deps.output.table(("NUMBER", "CHAT", "STATE", "CALL", "REQUESTED", "EXPIRES", "DECIDED BY", "ID"), rows)
 
 
-def show_one(item: Mapping[str, Any], args: Args, deps: Deps) -> None:
+def show_one(item: Approval, args: Args, deps: Deps) -> None:
     """Print one approval in full."""
     if args.json:
-        deps.output.json(item)
+        deps.output.json(item.model_dump())
         return
     for name in ("number", "id", "state", "chat_key", "turn_id", "user_id", "requested_at", "expires_at",
                  "scope", "grant_until", "revoked_at", "decided_by", "decided_at", "reason", "digest",
                  "call_id", "call_state"):  # fmt: skip
-        if item[name] is not None:
-            deps.output.data(f"{name:13} {one_line(str(item[name]), limit=2000)}")
-    if item["call_error"] is not None:
-        error = item["call_error"]
-        text = one_line(f"{error['code']}: {error['text']}", limit=2000)
+        value = getattr(item, name)
+        if value is not None:
+            deps.output.data(f"{name:13} {one_line(str(value), limit=2000)}")
+    if item.call_error is not None:
+        text = one_line(f"{item.call_error.code}: {item.call_error.text}", limit=2000)
         deps.output.data(f"{'call_error':13} {text}")
-    deps.output.data(item["call"])
-    if item["difference"] is not None:
-        deps.output.data(item["difference"])
+    deps.output.data(item.call or item.method)
+    if item.difference is not None:
+        deps.output.data(item.difference)
 
 
-def show_decided(item: Mapping[str, Any], args: Args, deps: Deps) -> None:
+def show_decided(item: Approval, args: Args, deps: Deps) -> None:
     """Print what became of an approval."""
     if args.json:
-        deps.output.json(item)
-        return
-    if args.action == "revoke":
-        deps.output.words(f"approval {item['number'] or item['id']} permits no further calls")
-    elif item["state"] == "approved":
-        deps.output.words(
-            f"approved: call {item['call_id']} of {item['method']} runs as a job (`nekro jobs`)"
-        )
+        deps.output.json(item.model_dump())
+    elif args.action == "revoke":
+        deps.output.words(f"approval {item.number or item.id} permits no further calls")
+    elif item.state == "approved":
+        deps.output.words(f"approved: call {item.call_id} of {item.method} runs as a job (`nekro jobs`)")
     else:
-        deps.output.words(f"denied: call {item['call_id']} of {item['method']} does not run")
-
-
-def run_over_gateway(args: Args, deps: Deps) -> int:
-    """Run the action."""
-    check(args)
-    with open_client() as client:
-        if args.action == "list":
-            found = _newest(client, args, limit=args.limit, state=None if args.all else "pending")
-            show_list([item.model_dump() for item in found], args, deps)
-            return 0
-        item = client.approvals.get(_id(client, args))
-        if args.action == "show":
-            show_one(item.model_dump(), args, deps)
-        else:
-            show_decided(_decided(client, item, args, deps).model_dump(), args, deps)
-    return 0
-
-
-def _decided(client: Client, item: models.Approval, args: Args, deps: Deps) -> models.Approval:
-    if args.action == "deny":
-        return client.approvals.deny(item.id, reason=args.reason)
-    if args.action == "revoke":
-        return client.approvals.revoke(item.id)
-    edited = edited_arguments(args)
-    if not args.json:
-        deps.output.words(item.call or item.method)
-    changed: dict[str, Any] = {}
-    if edited is not None:
-        changed = {"args": edited[0], "kwargs": edited[1]}
-        deps.output.words(f"approved with the arguments of --args instead: {args.args}")
-    confirm(f"approve this call in chat {item.chat_key}?", assumed=args.yes, deps=deps)
-    return client.approvals.approve(item.id, scope=args.scope, reason=args.reason, **changed)  # type: ignore[arg-type]  # argparse checks the choices
-
-
-def _newest(client: Client, args: Args, *, limit: int, state: str | None) -> list[models.Approval]:
-    return newest(
-        lambda cursor, size: client.approvals.list(
-            chat_key=args.chat_key, state=state, cursor=cursor, limit=size
-        ),
-        limit=limit,
-    )
-
-
-def _id(client: Client, args: Args) -> str:
-    name = str(args.approval_id)
-    if len(name) >= _ID_CHARS:
-        return name
-    listed = _newest(client, args, limit=_MOST_LISTED, state=None)
-    return chosen({item.id: item.number for item in listed}, name)
+        deps.output.words(f"denied: call {item.call_id} of {item.method} does not run")

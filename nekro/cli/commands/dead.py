@@ -5,31 +5,22 @@ A message becomes a dead letter when it ends its workers repeatedly, cannot be r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from broker_config.settings import Settings
-from nekro.cli.command import Deps, arg, chosen_id, json_flag, not_blank, positive_int, positive_number
-from nekro.cli.gateway_client import newest, open_client
+from nekro.cli.api import all_of, find, is_over_gateway, open_api
+from nekro.cli.command import Deps, arg, json_flag, not_blank, positive_int, positive_number
 from nekro.cli.output import one_line
+from nekro.cli.running import run_async
 from nekro.cli.services.ownership import require_running
-from nekro_agent.errors import UsageError
+from nekro_agent.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
-    from nekro.broker.dead_letters import DeadLetters, DeadMessage, VerifiedMessage
+    from nekro_client.models import DeadLetter
 
-__all__ = [
-    "EPILOG",
-    "Args",
-    "check",
-    "chosen",
-    "run",
-    "run_over_gateway",
-    "show_list",
-    "show_one",
-]
+__all__ = ["EPILOG", "Args", "run", "show_list", "show_one"]
 
 
 EPILOG: Final = """\
@@ -47,6 +38,8 @@ task, lane, source, reason, deliveries, bytes}, with `show` one of them and {sig
 """
 
 _ACTIONS: Final = ("list", "show", "retry", "drop")
+#: Fields that a list leaves out, because it verifies nothing.
+_CHECKED: Final = {"signature", "summary", "chat_key", "deadline"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +55,7 @@ class Args:
         metavar="N",
         type=positive_int,
         default=1000,
-        help="newest dead letters that are read (default: %(default)s)",
+        help="list, drop all: newest dead letters (default: %(default)s)",
     )
     timeout: float | None = arg(
         "--timeout",
@@ -75,137 +68,68 @@ class Args:
 
 def run(args: Args, deps: Deps) -> int:
     """Run the action."""
-    check(args)
-    settings = deps.load_settings()
-    if settings.broker.url is None:
-        require_running(settings.data_dir)
-    with _opened(settings) as letters:
-        found = letters.newest(limit=args.limit)
-        if args.action == "list":
-            show_list([_described(item) for item in found], args, deps)
-            return 0
-        wanted = chosen([item.id for item in found], args)
-        for message in (item for item in found if item.id in wanted):
-            if args.action == "show":
-                show_one(_checked(letters, message), args, deps)
-            elif args.action == "drop":
-                letters.drop(message)
-                deps.output.words(f"dropped {message.id}")
-            else:
-                _retry(letters, message, args, deps)
-    return 0
-
-
-def check(args: Args) -> None:
-    """Return if the arguments fit together.
-
-    Raises:
-        UsageError: they do not.
-    """
     if (args.id is None) != (args.action == "list"):
         raise UsageError("write `nekro dead list` or `nekro dead show|retry|drop ID`")
     if args.timeout is not None and args.action != "retry":
         raise UsageError("--timeout is for `nekro dead retry ID`")
+    if not is_over_gateway():
+        settings = deps.load_settings()
+        if settings.broker.url is None:
+            require_running(settings.data_dir)
+    run_async(_run(args, deps))
+    return 0
 
 
-def _described(message: DeadMessage) -> dict[str, Any]:
-    """Return one dead letter as ``--json`` prints it."""
-    from nekro.operations.fleet import dead_letter_answer
-
-    return dead_letter_answer(message).model_dump(exclude={"signature", "chat_key", "deadline"})
-
-
-def _checked(letters: DeadLetters, message: DeadMessage) -> dict[str, Any]:
-    """Return one dead letter with the fields that its signatures cover."""
-    checked = letters.checked(message)
-    at = checked["deadline"]
-    return _described(message) | checked | {"deadline": None if at is None else at.isoformat()}
-
-
-def _retry(letters: DeadLetters, message: DeadMessage, args: Args, deps: Deps) -> None:
-    verified = letters.verify(message)
-    deps.output.words(f"runs {_summary(verified, args.timeout)}")
-    letters.retry(verified, timeout_seconds=args.timeout)
-    deps.output.words(f"sent {message.id} to lane {verified.lane} again")
-
-
-def _summary(verified: VerifiedMessage, timeout_seconds: float | None) -> str:
-    call, where = verified.invocation, f"{verified.task} on lane {verified.lane}"
-    if call is None:
-        return f"{where}: processes the pending work that the database records"
-    until = (
-        f"until {call.deadline:%Y-%m-%d %H:%M:%S} UTC"
-        if timeout_seconds is None
-        else f"for at most {timeout_seconds:g} s"
-    )
-    user = "" if call.user_id is None else f" as user {call.user_id}"
-    return f"{where} in chat {call.chat_key}{user}, {len(call.args)} bytes of arguments, {until}"
+async def _run(args: Args, deps: Deps) -> None:
+    async with open_api(deps) as api:
+        letters = api.dead_letters
+        if args.action == "list":
+            show_list(await all_of(letters.list, limit=args.limit), args, deps)
+            return
+        if (args.action, args.id) == ("drop", "all"):
+            for letter in await all_of(letters.list, limit=args.limit):
+                with contextlib.suppress(NotFoundError):  # sent again or dropped meanwhile
+                    await letters.drop(letter.id)
+                    deps.output.words(f"dropped {letter.id}")
+            return
+        letter_id = await find(letters.list, str(args.id), noun="dead letter", listing="nekro dead")
+        if args.action == "show":
+            show_one(await letters.get(letter_id), args, deps)
+        elif args.action == "drop":
+            await letters.drop(letter_id)
+            deps.output.words(f"dropped {letter_id}")
+        else:
+            _show_what_runs(await letters.get(letter_id), args, deps)
+            sent = await letters.retry(letter_id, timeout_seconds=args.timeout)
+            deps.output.words(f"sent {letter_id} to lane {sent.lane} again")
 
 
-@contextmanager
-def _opened(settings: Settings) -> Iterator[DeadLetters]:
-    from broker_config.app import create_app
-    from broker_config.embedded import resolve_settings, resolve_signing_key
-    from nekro.broker.dead_letters import DeadLetters
-    from nekro.cli.services.database import follow_shared_time
-    from nekro.wire.invocation import Signer
-
-    settings = resolve_settings(settings)
-    follow_shared_time(settings)
-    signer = Signer.from_text(resolve_signing_key(settings).get_secret_value())
-    letters = DeadLetters(create_app(settings), signer=signer)
-    try:
-        yield letters
-    finally:
-        letters.close()
+def _show_what_runs(letter: DeadLetter, args: Args, deps: Deps) -> None:
+    """Print what a retry sends; without a valid signature it is refused."""
+    if letter.summary is None:
+        return
+    until = ""
+    if letter.deadline is not None:
+        at = f"until {letter.deadline:%Y-%m-%d %H:%M:%S} UTC"
+        until = f", {at if args.timeout is None else f'for at most {args.timeout:g} s'}"
+    deps.output.words(f"runs {letter.summary}{until}")
 
 
-def chosen(ids: Sequence[str], args: Args) -> set[str]:
-    """Return the ids that the arguments name: one by its beginning, as ``chosen_id``, or all."""
-    if (args.action, args.id) == ("drop", "all"):
-        return set(ids)
-    return {chosen_id(set(ids), str(args.id), noun="dead letter", listing="nekro dead")}
-
-
-def show_list(found: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> None:
+def show_list(found: Sequence[DeadLetter], args: Args, deps: Deps) -> None:
     """Print dead letters."""
     if args.json:
-        deps.output.json(found)
+        deps.output.json([item.model_dump(exclude=_CHECKED) for item in found])
         return
-    rows = [(item["id"], item["task"], item["lane"], item["bytes"], item["reason"]) for item in found]
+    rows = [(item.id, item.task, item.lane, item.bytes, item.reason) for item in found]
     deps.output.table(("ID", "TASK", "LANE", "BYTES", "REASON"), rows)
 
 
-def show_one(described: Mapping[str, Any], args: Args, deps: Deps) -> None:
+def show_one(letter: DeadLetter, args: Args, deps: Deps) -> None:
     """Print a dead letter whose signatures were checked."""
+    deadline = letter.deadline and letter.deadline.isoformat()
+    described = letter.model_dump(exclude={"summary"}) | {"deadline": deadline}
     if args.json:
         deps.output.json(described)
         return
     for name, value in described.items():
         deps.output.report(one_line(f"{name}: {value}"))
-
-
-_CHECKED = {"signature", "chat_key", "deadline"}
-
-
-def run_over_gateway(args: Args, deps: Deps) -> int:
-    """Run the action."""
-    check(args)
-    with open_client() as client:
-        letters = client.dead_letters
-        found = newest(lambda cursor, limit: letters.list(cursor=cursor, limit=limit), limit=args.limit)
-        if args.action == "list":
-            show_list([item.model_dump(exclude=_CHECKED) for item in found], args, deps)
-            return 0
-        for letter_id in sorted(chosen([item.id for item in found], args)):
-            if args.action == "show":
-                shown = letters.get(letter_id)
-                deadline = shown.deadline and shown.deadline.isoformat()
-                show_one(shown.model_dump() | {"deadline": deadline}, args, deps)
-            elif args.action == "drop":
-                letters.drop(letter_id)
-                deps.output.words(f"dropped {letter_id}")
-            else:
-                sent = letters.retry(letter_id, timeout_seconds=args.timeout)
-                deps.output.words(f"sent {letter_id} to lane {sent.lane} again")
-    return 0

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import SecretStr
 
 from broker_config.settings import Settings, known_variables
+from nekro.cli.api import is_over_gateway, open_api
 from nekro.cli.command import Deps, arg, json_flag
 from nekro.cli.doctor.checks import run_checks
 from nekro.cli.doctor.service_checks import Check, Verdict
 from nekro.cli.environment import setting_text, setting_value
-from nekro.cli.gateway_client import open_client
 from nekro.cli.output import one_line
 from nekro.cli.running import ExitCode, exit_code_of, run_async
 from nekro_agent.errors import NekroError, SettingsError, UsageError
 
 if TYPE_CHECKING:
-    from nekro_client import Client
+    from nekro_client import AsyncClient
 
 __all__ = [
     "EPILOG",
     "Args",
     "list_settings",
     "run",
-    "run_over_gateway",
     "show_checks",
 ]
 
@@ -57,6 +56,10 @@ class Args:
 
 def run(args: Args, deps: Deps) -> int:
     """Check, or list the settings."""
+    if is_over_gateway():
+        if args.settings:
+            raise UsageError("settings are read where the workers are; unset NEKRO_URL there")
+        return _outcome(run_async(_gateway_checks(deps)), args, deps)
     try:
         settings = deps.load_settings()
     except SettingsError as exc:
@@ -75,6 +78,11 @@ def run(args: Args, deps: Deps) -> int:
             _print_settings(settings, args, deps)
             return ExitCode.OK
         checks = run_async(run_checks(settings))
+    return _outcome(checks, args, deps)
+
+
+def _outcome(checks: Sequence[Check], args: Args, deps: Deps) -> int:
+    """Print the checks; returns the exit code of the first that failed."""
     show_checks(checks, args, deps)
     return next((check.code for check in checks if check.verdict is Verdict.FAILED), ExitCode.OK)
 
@@ -133,25 +141,21 @@ def show_checks(checks: Sequence[Check], args: Args, deps: Deps) -> None:
         deps.output.report(one_line(f"{_MARKS[check.verdict]} {check.name}: {check.detail}{fix}"))
 
 
-def run_over_gateway(args: Args, deps: Deps) -> int:
+async def _gateway_checks(deps: Deps) -> list[Check]:
     """Check the gateway, the key, the workers, the queues and the plugins."""
-    if args.settings:
-        raise UsageError("settings are read where the workers are; unset NEKRO_URL there")
-    steps: dict[str, Callable[[Client], str]] = {
+    steps: dict[str, Callable[[AsyncClient], Awaitable[str]]] = {
         "gateway": _gateway,
         "plugins": _plugins,
         "workers": _workers,
         "queues": _queues,
     }
-    checks = [_checked(name, step) for name, step in steps.items()]
-    show_checks(checks, args, deps)
-    return next((check.code for check in checks if check.verdict is Verdict.FAILED), ExitCode.OK)
+    return [await _checked(name, step, deps) for name, step in steps.items()]
 
 
-def _checked(name: str, step: Callable[[Client], str]) -> Check:
+async def _checked(name: str, step: Callable[[AsyncClient], Awaitable[str]], deps: Deps) -> Check:
     try:
-        with open_client() as client:
-            return Check(name=name, verdict=Verdict.OK, detail=step(client))
+        async with open_api(deps) as api:
+            return Check(name=name, verdict=Verdict.OK, detail=await step(api))
     except _CheckFailedError as exc:
         return Check(name=name, verdict=Verdict.WARNING, detail=str(exc))
     except NekroError as exc:
@@ -164,29 +168,29 @@ class _CheckFailedError(Exception):
     """The state is one that an operator should know."""
 
 
-def _gateway(client: Client) -> str:
-    client.ready()
+async def _gateway(api: AsyncClient) -> str:
+    await api.ready()
     return f"{os.environ['NEKRO_URL']} is ready"
 
 
-def _plugins(client: Client) -> str:
-    plugins = client.plugins()
+async def _plugins(api: AsyncClient) -> str:
+    plugins = await api.plugins()
     failed = [plugin.key for plugin in plugins if plugin.status == "failed"]
     if failed:
         raise _CheckFailedError(f"not loaded: {', '.join(failed)}; `nekro plugins` shows the errors")
     return f"{len(plugins)} plugins"
 
 
-def _workers(client: Client) -> str:
-    live = [worker for worker in client.workers() if worker.is_live]
+async def _workers(api: AsyncClient) -> str:
+    live = [worker for worker in await api.workers() if worker.is_live]
     lanes = sorted({worker.lane for worker in live})
     if not live:
         raise _CheckFailedError("no worker is live")
     return f"{len(live)} live, for {', '.join(lanes)}"
 
 
-def _queues(client: Client) -> str:
-    queues = client.queues()
+async def _queues(api: AsyncClient) -> str:
+    queues = await api.queues()
     if queues.dead_letters:
         raise _CheckFailedError(f"{queues.dead_letters} dead letters; `nekro dead` lists them")
     return f"{sum(queue.waiting for queue in queues.queues)} messages wait"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from nekro.cli.api import all_of, open_api
+from nekro.cli.api import all_of, find, open_api
 from nekro.cli.command import Deps, action_option, arg, chat_key, json_flag, not_blank, positive_int
 from nekro.cli.output import PartialError, one_line
 from nekro.cli.running import run_async
@@ -66,7 +66,12 @@ class Args:
     """Arguments of `nekro jobs`."""
 
     action: str = action_option(_ACTIONS)
-    job_id: str | None = arg(nargs="?", metavar="ID", type=not_blank, help="job, for all actions but list")
+    job_id: str | None = arg(
+        nargs="?",
+        metavar="ID",
+        type=not_blank,
+        help="job, or the beginning of its id; for all actions but list",
+    )
     chat_key: str | None = arg("--chat-key", metavar="K", type=chat_key, help="only jobs of this chat")
     open: bool = arg("--open", action="store_true", help="only jobs that have not ended")
     limit: int = arg(
@@ -83,11 +88,15 @@ def run(args: Args, deps: Deps) -> int:
 
 
 async def _run(args: Args, deps: Deps) -> None:
-    job_id = str(args.job_id)
-    async with open_api(deps, publishes=args.action in ("cancel", "retry")) as api:
+    async with open_api(deps) as api:
         if args.action == "list":
             show_list(await _newest(api, args, open_only=args.open), args, deps)
-        elif args.action == "show":
+            return
+        if args.job_id is None:
+            await watch(await _newest(api, args, open_only=True), api.jobs.get, args, deps)
+            return
+        job_id = await find(api.jobs.list, args.job_id, noun="job", listing="nekro jobs")
+        if args.action == "show":
             show_one(await api.jobs.get(job_id), args, deps)
         elif args.action == "log":
             show_log(await api.jobs.log(job_id), args, deps)
@@ -95,8 +104,6 @@ async def _run(args: Args, deps: Deps) -> None:
             show_retried(await api.jobs.retry(job_id), args, deps)
         elif args.action == "cancel":
             show_cancelled(await api.jobs.cancel(job_id), args, deps)
-        elif args.job_id is None:
-            await watch(await _newest(api, args, open_only=True), api.jobs.get, args, deps)
         else:
             await watch([await api.jobs.get(job_id)], api.jobs.get, args, deps)
 

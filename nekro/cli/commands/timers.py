@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from nekro.cli.api import all_of, open_api
+from nekro.cli.api import all_of, find, open_api
 from nekro.cli.command import (
     Deps,
     action_option,
     arg,
     chat_key,
-    chosen_id,
     json_flag,
     not_blank,
     positive_int,
@@ -21,9 +20,6 @@ from nekro.cli.command import (
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
 from nekro_agent.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "EPILOG",
@@ -71,7 +67,7 @@ class Args:
         metavar="N",
         type=positive_int,
         default=1000,
-        help="most timers that are read (default: %(default)s)",
+        help="list: most timers (default: %(default)s)",
     )
     json: bool = json_flag()
 
@@ -85,13 +81,12 @@ def run(args: Args, deps: Deps) -> int:
 
 async def _run(args: Args, deps: Deps) -> None:
     async with open_api(deps) as api:
-        found = await all_of(partial(api.timers.list, chat_key=args.chat_key), limit=args.limit)
+        page = partial(api.timers.list, chat_key=args.chat_key)
         if args.action == "list":
+            found = await all_of(page, limit=args.limit)
             show_list([timer.model_dump() for timer in found], args, deps)
             return
-        timer_id = chosen_id(
-            [timer.id for timer in found], str(args.timer_id), noun="timer", listing="nekro timers"
-        )
+        timer_id = await find(page, str(args.timer_id), noun="timer", listing="nekro timers")
         actions = {"pause": api.timers.pause, "resume": api.timers.resume, "delete": api.timers.delete}
         show_changed((await actions[args.action](timer_id)).model_dump(), args, deps)
 

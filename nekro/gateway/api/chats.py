@@ -44,6 +44,9 @@ class _Query:
         float | None,
         Query(ge=0, allow_inf_nan=False, description="only ended, and their rounds cost at least that"),
     ] = None
+    beginning: Annotated[
+        str, Query(alias="id", max_length=200, description="only those whose ids begin with this text")
+    ] = ""
     limit: Limit = 50
     cursor: Cursor = None
 
@@ -56,6 +59,7 @@ class _Query:
             model=self.model,
             plugin=self.plugin,
             min_cost=self.min_cost,
+            beginning=self.beginning,
         )
 
 

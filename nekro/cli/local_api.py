@@ -1,0 +1,133 @@
+"""The API without a gateway: operations that run in the process of the command."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from broker_config.settings import Settings
+from nekro.base.shared_property import shared_property
+from nekro.cli.command import operator
+from nekro.cli.gateway_client import error_of
+from nekro.cli.local_operations import CHAT, OPERATIONS, Operation
+
+if TYPE_CHECKING:
+    from nekro.app.services import Services
+    from nekro.operations.actor import Actor
+    from nekro_client import AsyncClient
+    from storage.engine import Database
+
+__all__ = ["LocalServices", "local_api"]
+
+
+class LocalServices:
+    """The services of a command that starts nothing; each is built when an operation first uses it.
+
+    Most operations use settings and database only. Building the others imports the libraries of the broker.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._is_checked = False
+
+    @shared_property
+    def database(self) -> Database:
+        """The database."""
+        from storage.engine import Database
+
+        return Database(self.settings.database, self.settings.data_dir)
+
+    async def check_database(self) -> None:
+        """Return if operations can use the database; this process follows its clock from then on.
+
+        Raises:
+            StorageUnavailableError: it does not answer, or is not migrated.
+        """
+        if self._is_checked:
+            return
+        from storage.migrate import require_schema
+
+        await require_schema(self.database, refuses_pooler=False)
+        if not self.database.is_sqlite:  # SQLite uses the clock of this host
+            from storage.database_clock import follow_database_clock
+
+            await follow_database_clock(self.database)
+        self._is_checked = True
+
+    @shared_property
+    def _services(self) -> Services:
+        from broker_config.embedded import make_data_dir, resolve_settings
+        from nekro.app.services import CALLER, Services
+
+        settings = resolve_settings(self.settings)
+        make_data_dir(settings)
+        return Services(settings, role=CALLER, database=self.database)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._services, name)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if "_services" in vars(self):
+            await self._services.close()
+        if "database" in vars(self):
+            await self.database.dispose()
+
+
+@asynccontextmanager
+async def local_api(services: LocalServices | Services) -> AsyncIterator[AsyncClient]:
+    """Return the API over the services of this process, with the rights of the shell's user.
+
+    Raises:
+        NekroError: the API refused a request inside the block.
+    """
+    from nekro.operations.actor import LOCAL, Actor, RefusedError
+
+    actor = Actor(services=cast("Services", services), identity=replace(LOCAL, stated_name=operator()))
+    try:
+        # Its methods have the names and arguments of the client's.
+        yield cast("AsyncClient", _LocalApi(actor, OPERATIONS))
+    except RefusedError as exc:
+        raise error_of(exc.code, int(exc.status), exc.detail) from exc
+
+
+class _LocalApi:
+    """Operations of an actor under the names of a table."""
+
+    def __init__(self, actor: Actor, table: Mapping[str, Any], *bound: str) -> None:
+        """Make them methods; ``bound`` are the first arguments of each."""
+        self._actor, self._table, self._bound = actor, table, bound
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._table:
+            raise AttributeError(f"{name} has no entry in nekro.cli.local_operations")
+        found = self._table[name]
+        if isinstance(found, Mapping):
+            return _LocalApi(self._actor, found, *self._bound)
+        return partial(_run, found, self._actor, *self._bound)
+
+    def chat(self, key: str) -> _LocalApi:
+        """Return the operations of a chat."""
+        return _LocalApi(self._actor, CHAT, key)
+
+
+async def _run(operation: Operation, actor: Actor, *args: Any, **given: Any) -> Any:
+    """Run an operation as the client's method of its name would."""
+    if operation.needs_database and isinstance(actor.services, LocalServices):
+        await actor.services.check_database()
+    # As a request does, which has no parameters that are None.
+    given = {name: value for name, value in given.items() if value is not None}
+    given.pop("idempotency_key", None)
+    answer = await operation.call(actor, *args, **given)
+    if not operation.is_whole:
+        return answer
+    items = [*answer.items]
+    while answer.next_cursor is not None:
+        answer = await operation.call(actor, *args, **given, cursor=answer.next_cursor)
+        items += answer.items
+    return items

@@ -1,0 +1,136 @@
+"""Which operation each method of the client is where there is no gateway.
+
+An operation has the arguments of the client's method; a test compares them. ``Param(alias=…)`` gives an
+argument another name in URLs. Where that does not suffice, an entry names a function of this module, which
+takes the actor and the method's arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from nekro.cli.gateway_client import invalid
+
+if TYPE_CHECKING:
+    from nekro.operations.actor import Actor
+
+__all__ = ["CHAT", "OPERATIONS", "Operation"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """An operation, and how it answers a method of the client."""
+
+    #: As ``module.function`` of ``nekro.operations``, imported at first use; or a function of an actor.
+    target: str | Callable[..., Awaitable[Any]]
+    #: Name of the model that the keywords become the fields of (``nekro_client.models``); "": of none.
+    body: str = ""
+    #: Fields of the body that the method's name says.
+    fields: Mapping[str, Any]
+    #: Whether the method returns the items of all pages.
+    is_whole: bool = False
+    #: Whether the operation uses the database.
+    needs_database: bool = True
+
+    @property
+    def function(self) -> Callable[..., Awaitable[Any]]:
+        """The function of an actor."""
+        if not isinstance(self.target, str):
+            return self.target
+        module, _, name = self.target.partition(".")
+        found: Callable[..., Awaitable[Any]] = getattr(import_module(f"nekro.operations.{module}"), name)
+        return found
+
+    @property
+    def model(self) -> type[Any]:
+        """The model of the body."""
+        kind: type[Any] = getattr(import_module("nekro_client.models"), self.body)
+        return kind
+
+    async def call(self, actor: Actor, *args: Any, **given: Any) -> Any:
+        """Run it with the arguments of the client's method; may return a page of the whole list.
+
+        Raises:
+            UsageError: the keywords are no valid body.
+        """
+        if not self.body:
+            return await self.function(actor, *args, **given)
+        try:
+            body = self.model(**self.fields, **given)
+        except ValueError as exc:
+            raise invalid(exc) from exc
+        return await self.function(actor, *args, body)
+
+
+def _of(
+    target: str | Callable[..., Awaitable[Any]],
+    body: str = "",
+    *,
+    is_whole: bool = False,
+    needs_database: bool = True,
+    **fields: Any,
+) -> Operation:
+    return Operation(
+        target=target, body=body, fields=fields, is_whole=is_whole, needs_database=needs_database
+    )
+
+
+_Table = Mapping[str, Any]
+
+
+_WORK: Final[_Table] = {
+    "jobs": {
+        "list": _of("work.list_jobs"),
+        "get": _of("work.get_job"),
+        "log": _of("work.get_job_log"),
+        "cancel": _of("work.cancel_job"),
+        "retry": _of("work.retry_job"),
+    },
+    "timers": {
+        "list": _of("work.list_timers"),
+        "pause": _of("work.change_timer", "TimerBody", state="paused"),
+        "resume": _of("work.change_timer", "TimerBody", state="waiting"),
+        "delete": _of("work.delete_timer"),
+    },
+    "approvals": {
+        "list": _of("approvals.list_approvals"),
+        "get": _of("approvals.get_approval"),
+        "approve": _of("approvals.decide_approval", "DecisionBody", decision="approve"),
+        "deny": _of("approvals.decide_approval", "DecisionBody", decision="deny"),
+        "revoke": _of("approvals.revoke_approval"),
+    },
+}
+
+_FLEET: Final[_Table] = {
+    "dead_letters": {
+        # They are in the broker.
+        "list": _of("fleet.list_dead_letters", needs_database=False),
+        "get": _of("fleet.get_dead_letter", needs_database=False),
+        "retry": _of("fleet.retry_dead_letter", "RetryBody"),
+        "drop": _of("fleet.delete_dead_letter"),
+    },
+}
+
+_ACCOUNTS: Final[_Table] = {
+    "keys": {
+        "list": _of("keys.list_keys", is_whole=True),
+        "create": _of("keys.create_key", "KeyBody"),
+        "revoke": _of("keys.revoke_key"),
+    },
+    "costs": _of("costs.get_costs"),
+}
+
+_TURNS: Final[_Table] = {}
+
+_CATALOGUE: Final[_Table] = {}
+
+_RUNS: Final[_Table] = {}
+
+#: Operations, or tables of them, by the names of the client's attributes.
+OPERATIONS: Final[_Table] = {**_WORK, **_FLEET, **_ACCOUNTS, **_TURNS, **_CATALOGUE, **_RUNS}
+
+#: Those of a chat, ``client.chat(key)``, which take its key first.
+CHAT: Final[_Table] = {}
