@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import weakref
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +29,8 @@ from broker_config.settings import DatabaseSettings
 from nekro.base.tasks import complete
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import StorageError
+from nekro_agent.shared_clock import Reading, read_clock, share_time
+from storage.caller_reads import NOW, time_of
 from storage.driver.connection import Connection, DriverConnection
 from storage.driver.pool import Pool, limited
 from storage.driver.sqlite import SqlitePool
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 
     from storage.driver.statements import SingleStatement
 
-__all__ = ["Database"]
+__all__ = ["Database", "follow_database_clock", "read_database_clock"]
 
 
 class Database:
@@ -230,3 +233,36 @@ async def _close_there(pool: Pool[Any], loop: asyncio.AbstractEventLoop) -> None
         future.cancel()
         return
     future.result()
+
+
+async def follow_database_clock(database: Database) -> Reading | None:
+    """Read the database's clock and make it the shared time of this process.
+
+    Returns:
+        None on SQLite: the database uses the clock of this host, and nothing was read.
+
+    Raises:
+        StorageUnavailableError: the database does not answer; the shared time is not changed.
+    """
+    if database.is_sqlite:
+        return None
+    reading = await read_database_clock(database)
+    share_time(reading)
+    return reading
+
+
+async def read_database_clock(database: Database, *, host_clock: Callable[[], float] = time.time) -> Reading:
+    """Compare this host's clock with the database's.
+
+    Raises:
+        StorageUnavailableError: the database does not answer.
+    """
+    # Taken before the exchange is timed.
+    async with database.read() as transaction:
+        connection = transaction.connection
+
+        async def ask() -> float:
+            answer = await connection.exec_driver_sql(f"SELECT {NOW[connection.is_sqlite]}")
+            return time_of(answer.scalar_one()).timestamp()
+
+        return await read_clock(ask, host_clock=host_clock)

@@ -9,10 +9,9 @@ from datetime import datetime
 from typing import Any
 
 from nekro.app.chats.publisher import EventPublisher
-from nekro.app.chats.writer import append_message, request_round
+from nekro.app.chats.writer import TimerFirings, append_message, request_round
 from nekro.app.model_meters import PluginModels
 from nekro.app.services import Services
-from nekro.app.timers import TimerFirings
 from nekro.plugins.configuration import core_config, package_policy
 from nekro.plugins.hooks import PluginHost
 from nekro.wire.invocation import new_id

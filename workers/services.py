@@ -13,11 +13,11 @@ from broker_config.embedded import make_data_dir, resolve_settings
 from broker_config.settings import Settings
 from nekro.app.approvals.requests import ApprovalCheck
 from nekro.app.calls.fleet_calls import MessageHooks
+from nekro.app.chats.writer import TimerFirings
 from nekro.app.clock_watch import ClockWatch
 from nekro.app.extensions import imported
 from nekro.app.extensions import loaded as loaded_extensions
 from nekro.app.services import Services
-from nekro.app.timers import TimerFirings
 from nekro.base.shared_property import shared_property
 from nekro.broker.calls import MethodCaller
 from nekro.plugins.commands import CommandTable

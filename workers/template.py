@@ -51,7 +51,6 @@ MODULES: Final = (
     "nekro.broker.celery.worker",
     "nekro.broker.delivery.connection",
     "nekro.broker.delivery.intake",
-    "storage.database_clock",
     "storage.files",
     "storage.kv",
     "storage.migrate",

@@ -14,8 +14,7 @@ from nekro.base.metrics import is_counting, metrics
 from nekro.base.tasks import log_errors
 from nekro.broker.broker_figures import read_broker_clock
 from nekro_agent.shared_clock import Reading
-from storage.database_clock import follow_database_clock
-from storage.engine import Database
+from storage.engine import Database, follow_database_clock
 
 __all__ = ["WARN_SECONDS", "ClockWatch"]
 

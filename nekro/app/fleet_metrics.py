@@ -18,8 +18,7 @@ from nekro.app.budgets import count_exhausted, day_of
 from nekro.broker.broker_figures import lane_workers, read_dead, read_queues
 from nekro_agent.errors import NekroError
 from nekro_agent.shared_clock import shared_time
-from storage.database_clock import follow_database_clock
-from storage.engine import Database
+from storage.engine import Database, follow_database_clock
 from storage.listings.series import OpenDeliveries, OpenWork
 from storage.states import BudgetScope
 

@@ -35,8 +35,7 @@ from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS
 from nekro_agent.errors import RuntimeNotBoundError, StorageError
 from nekro_agent.ports import ChatInfo
 from storage.caller_reads import find_chat
-from storage.database_clock import follow_database_clock
-from storage.engine import Database
+from storage.engine import Database, follow_database_clock
 
 if TYPE_CHECKING:
     from broker_config.app import NekroApp

@@ -52,7 +52,7 @@ class LocalServices:
 
         await require_schema(self.database, refuses_pooler=False)
         if not self.database.is_sqlite:  # SQLite uses the clock of this host
-            from storage.database_clock import follow_database_clock
+            from storage.engine import follow_database_clock
 
             await follow_database_clock(self.database)
         self._is_checked = True

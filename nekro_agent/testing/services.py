@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from broker_config.settings import DatabaseSettings
 from nekro.app.chats.publisher import EventPublisher
-from nekro.app.timers import TimerFirings
+from nekro.app.chats.writer import TimerFirings
 from nekro_agent.errors import ConflictError
 from nekro_agent.execution.current import Payer, paying
 from nekro_agent.jobs import AsyncTaskHandle, TaskCtl, TaskSignal, drive

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from broker_config.settings import StoreSettings
-from nekro.app.timers import TimerFirings
+from nekro.app.chats.writer import TimerFirings
 from nekro.plugins.commands import CommandTable
 from nekro.plugins.hooks import HookFailure, PluginHost
 from nekro.plugins.invoke import Outcome, call_method

@@ -19,7 +19,7 @@ from waiting import eventually
 from worker_fleet import Fleet
 
 from nekro.app.budgets import day_of
-from nekro.app.timers import TimerFirings
+from nekro.app.chats.writer import TimerFirings
 from nekro.gateway.app import create_app
 from nekro.operations.actor import Scope
 from storage.accounts.spendings import ScopeKey

@@ -13,7 +13,7 @@ import pytest
 from runtime_bench import Bench, RecordingPublisher, shutdown
 
 from broker_config.settings import StoreSettings
-from nekro.app.timers import TimerFirings
+from nekro.app.chats.writer import TimerFirings
 from nekro_agent import runtime
 from nekro_agent.api import recurring_timer, timer
 from nekro_agent.api.plugin import NekroPlugin, task

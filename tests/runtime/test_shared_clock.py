@@ -24,8 +24,7 @@ from nekro_agent.shared_clock import (
     shared_now,
     shared_time,
 )
-from storage.database_clock import follow_database_clock, read_database_clock
-from storage.engine import Database
+from storage.engine import Database, follow_database_clock, read_database_clock
 
 HOUR = 3600.0
 

@@ -15,8 +15,8 @@ from waiting import WAIT_SECONDS
 from broker_config.settings import AgentSettings, DatabaseSettings, RetentionSettings
 from nekro.app.background import BackgroundLoop
 from nekro.app.calls.detached import CallDetacher
+from nekro.app.chats.writer import TimerFirings
 from nekro.app.leases import LeaseKeeper
-from nekro.app.timers import TimerFirings
 from nekro.plugins.entries import MethodEntry
 from nekro.wire.invocation import Invocation, new_id
 from nekro_agent import shared_clock

@@ -14,8 +14,8 @@ from broker_config.settings import AgentSettings, RetentionSettings
 from nekro.app.approvals.decisions import ApprovalDecisions
 from nekro.app.chats.events import record_job
 from nekro.app.chats.publisher import EventPublisher
+from nekro.app.chats.writer import TimerFirings
 from nekro.app.jobs import notify_chat_of_failure
-from nekro.app.timers import TimerFirings
 from nekro_agent import cron
 from nekro_agent.durations import STALE_SECONDS
 from nekro_agent.errors import InvalidValueError

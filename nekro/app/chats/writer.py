@@ -21,11 +21,13 @@ from nekro_agent.schemas.agent_ctx import AgentCtx
 from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.repositories.messages import Message, NewMessage
 from storage.repositories.rounds import Round, RoundRequest
-from storage.states import StoredKind
+from storage.states import StoredKind, TriggerKind
+from storage.timer_services import Firing
 from storage.transaction import Transaction
 
 __all__ = [
     "ChatSource",
+    "TimerFirings",
     "append_message",
     "chat_of",
     "context_of",
@@ -200,3 +202,28 @@ def _trace_after_commit(transaction: Transaction, first: Round) -> None:
             begin_turn(trace_of(first))
 
         transaction.after_commit(trace)
+
+
+class TimerFirings:
+    """The effects of a firing: a system message with its description, and a round."""
+
+    def __init__(self, publisher: EventPublisher, *, debounce_seconds: float = 0) -> None:
+        self._publisher = publisher
+        self._debounce_seconds = debounce_seconds
+
+    async def fire(self, transaction: Transaction, firing: Firing) -> None:
+        """Record both in the transaction that takes the firing; publish after its commit."""
+        message = NewMessage(
+            chat_key=firing.chat_key,
+            kind=MessageKind.SYSTEM,
+            text=firing.text,
+            once_key=f"timer:{firing.id}",
+        )
+        row = await append_message(transaction, self._publisher, message)
+        request = RoundRequest(
+            chat_key=firing.chat_key,
+            trigger_kind=TriggerKind.TIMER,
+            trigger_id=firing.id,
+            delay_seconds=self._debounce_seconds,
+        )
+        await request_round(transaction, self._publisher, request, account_id=firing.account_id, message=row)

@@ -341,8 +341,7 @@ async def clock_offsets(settings: Settings, *, clock: Callable[[], float] = time
     import redis
 
     from nekro.broker.broker_figures import read_broker_clock
-    from storage.database_clock import read_database_clock
-    from storage.engine import Database
+    from storage.engine import Database, read_database_clock
 
     offsets = {}
     with contextlib.suppress(redis.RedisError, OSError):

@@ -51,7 +51,7 @@ async def open_writers(settings: Settings) -> AsyncIterator[Services]:
         SettingsError: the signing key cannot be read.
     """
     from nekro.app.services import CALLER, Services
-    from storage.database_clock import follow_database_clock
+    from storage.engine import follow_database_clock
     from storage.migrate import require_schema
 
     services = Services.load(settings, role=CALLER)
@@ -126,8 +126,7 @@ def follow_shared_time(settings: Settings) -> None:
     """
     import asyncio
 
-    from storage.database_clock import follow_database_clock
-    from storage.engine import Database
+    from storage.engine import Database, follow_database_clock
 
     async def follow() -> None:
         async with Database(settings.database, settings.data_dir) as database:

@@ -11,7 +11,6 @@ from fastapi import APIRouter, Depends, Query, Request
 from nekro.gateway.dependencies import ChatKey, PathText
 from nekro.gateway.operation_routes import ActorDep, route
 from nekro.gateway.web.bodies import KeyedRoute
-from nekro.gateway.web.paging import Cursor, Limit
 from nekro.operations import chats, posting, turn_lists, turns
 from nekro.operations.pages import Moment
 from nekro_client.models import Page, Turn, TurnState, TurnSummary
@@ -47,8 +46,8 @@ class _Query:
     beginning: Annotated[
         str, Query(alias="id", max_length=200, description="only those whose ids begin with this text")
     ] = ""
-    limit: Limit = 50
-    cursor: Cursor = None
+    limit: Annotated[int, Query(ge=1, le=200)] = 50
+    cursor: Annotated[str | None, Query(max_length=2000)] = None
 
     def filter(self, chat_key: str | None = None) -> TurnFilter:
         """Return what a list shows; ``chat_key``: only turns of this chat."""
