@@ -176,7 +176,8 @@ class Body(BaseModel):
 class Answer(BaseModel):
     """A response's body, or a part of one."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    # Validators are built at first use: a command needs few of them. (FastAPI takes no such bodies.)
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
 
 class Problem(Answer):

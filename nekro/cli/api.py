@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, chosen_id
@@ -14,10 +14,11 @@ from nekro.cli.gateway_client import translated, waiting_client
 from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:
+    from nekro.app.services import Services
     from nekro_client import AsyncClient
     from nekro_client.models import Page
 
-__all__ = ["SystemNeed", "all_of", "find", "is_over_gateway", "open_api"]
+__all__ = ["SystemApi", "SystemNeed", "all_of", "find", "is_over_gateway", "open_api", "open_system_api"]
 
 
 class _Named(Protocol):
@@ -48,6 +49,19 @@ class SystemNeed:
     before_start: Callable[[Settings], None] | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class SystemApi:
+    """The API of a system that runs methods, code and turns."""
+
+    api: AsyncClient
+    #: Translates the errors of the API in a block, as ``open_api`` does.
+    errors: Callable[[], AbstractContextManager[None]]
+    #: Of this process; None over a gateway.
+    services: Services | None = None
+    #: Whether workers end with this command, which then waits for what it started.
+    own: bool = False
+
+
 def is_over_gateway() -> bool:
     """Whether the command works over the gateway that ``NEKRO_URL`` names."""
     return bool(os.environ.get("NEKRO_URL"))
@@ -68,27 +82,48 @@ async def open_api(deps: Deps, *, system: SystemNeed | None = None) -> AsyncIter
             async with waiting_client() as client:
                 yield client
         return
-    from nekro.cli.local_api import LocalServices, local_api
-
-    settings = deps.load_settings()
-    if system is None:
-        async with LocalServices(settings) as services, local_api(services) as api:
-            yield api
+    if system is not None:
+        async with open_system_api(deps, system) as opened:
+            yield opened.api
         return
+    from nekro.cli.local_api import LocalServices, local_api, refusals
+
+    async with LocalServices(deps.load_settings()) as services:
+        with refusals():
+            yield local_api(services)
+
+
+@asynccontextmanager
+async def open_system_api(
+    deps: Deps, system: SystemNeed, *, here: Mapping[str, Any] = {}
+) -> AsyncIterator[SystemApi]:
+    """Open the API of a system, which is started where none runs and no gateway is named.
+
+    Args:
+        here: methods of the client that this command has in this process, besides those of
+            ``nekro.cli.local_operations``.
+
+    Raises:
+        NekroError: the API refused a request inside the block; others as from ``open_services``.
+    """
+    if is_over_gateway():
+        async with open_api(deps) as api:
+            yield SystemApi(api=api, errors=translated)
+        return
+    from nekro.cli.local_api import local_api, refusals
     from nekro.cli.services.system import open_services
 
-    async with (
-        open_services(
-            settings,
-            command=system.command,
-            lanes=system.lanes,
-            output=deps.output,
-            before_start=system.before_start,
-            needs_workers=system.needs_workers,
-        ) as (_, started),
-        local_api(started) as api,
-    ):
-        yield api
+    async with open_services(
+        deps.load_settings(),
+        command=system.command,
+        lanes=system.lanes,
+        output=deps.output,
+        before_start=system.before_start,
+        needs_workers=system.needs_workers,
+    ) as (opened, services):
+        with refusals():
+            api = local_api(services, here)
+            yield SystemApi(api=api, errors=refusals, services=services, own=opened.own)
 
 
 async def all_of(page: Callable[..., Awaitable[Page[T]]], *, limit: int) -> list[T]:

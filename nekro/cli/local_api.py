@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nekro_client import AsyncClient
     from storage.engine import Database
 
-__all__ = ["LocalServices", "local_api"]
+__all__ = ["LocalServices", "local_api", "refusals"]
 
 
 class LocalServices:
@@ -79,19 +79,32 @@ class LocalServices:
             await self.database.dispose()
 
 
-@asynccontextmanager
-async def local_api(services: LocalServices | Services) -> AsyncIterator[AsyncClient]:
+def local_api(services: LocalServices | Services, here: Mapping[str, Any] = {}) -> AsyncClient:
     """Return the API over the services of this process, with the rights of the shell's user.
 
-    Raises:
-        NekroError: the API refused a request inside the block.
+    Its methods raise as inside ``refusals``.
+
+    Args:
+        here: operations of one command, besides those of ``OPERATIONS``.
     """
-    from nekro.operations.actor import LOCAL, Actor, RefusedError
+    from nekro.operations.actor import LOCAL, Actor
 
     actor = Actor(services=cast("Services", services), identity=replace(LOCAL, stated_name=operator()))
+    # Its methods have the names and arguments of the client's.
+    return cast("AsyncClient", _LocalApi(actor, {**OPERATIONS, **here}))
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Translate the refusals of operations.
+
+    Raises:
+        NekroError: an operation refused a request inside the block.
+    """
+    from nekro.operations.actor import RefusedError
+
     try:
-        # Its methods have the names and arguments of the client's.
-        yield cast("AsyncClient", _LocalApi(actor, OPERATIONS))
+        yield
     except RefusedError as exc:
         raise error_of(exc.code, int(exc.status), exc.detail) from exc
 
@@ -100,7 +113,10 @@ class _LocalApi:
     """Operations of an actor under the names of a table."""
 
     def __init__(self, actor: Actor, table: Mapping[str, Any], *bound: str) -> None:
-        """Make them methods; ``bound`` are the first arguments of each."""
+        """Make them methods; ``bound`` are the first arguments of each.
+
+        A function of an actor that is no ``Operation`` is a method as it is, such as one that opens a stream.
+        """
         self._actor, self._table, self._bound = actor, table, bound
 
     def __getattr__(self, name: str) -> Any:
@@ -109,6 +125,8 @@ class _LocalApi:
         found = self._table[name]
         if isinstance(found, Mapping):
             return _LocalApi(self._actor, found, *self._bound)
+        if not isinstance(found, Operation):
+            return partial(found, self._actor, *self._bound)
         return partial(_run, found, self._actor, *self._bound)
 
     def chat(self, key: str) -> _LocalApi:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import importlib
 import os
@@ -134,7 +135,9 @@ COMMANDS: Final = _with_extensions(_COMMANDS)
 #: Commands that need no system.
 ANYWHERE: Final = frozenset({"completion"})
 #: Commands that ask the API (``nekro.cli.api``), here or over a gateway.
-OVER_API: Final = frozenset({"approvals", "costs", "dead", "doctor", "jobs", "keys", "timers"})
+OVER_API: Final = frozenset(
+    {"approvals", "call", "costs", "dead", "doctor", "exec", "jobs", "keys", "timers"}
+)
 
 #: Allocations that trigger a garbage collection in a command; a worker sets its own.
 _GARBAGE_THRESHOLD: Final = 50_000
@@ -299,9 +302,8 @@ def _run(entry: Command, namespace: argparse.Namespace, output: Output) -> int:
     from nekro.cli.running import configure_logs
 
     configure_logs(debug=output.debug)
-    deps = Deps(
-        output=output, data_dir=namespace.data_dir, load_settings=lambda: _load_settings(namespace.data_dir)
-    )
+    load_settings = functools.cache(lambda: _load_settings(namespace.data_dir))
+    deps = Deps(output=output, data_dir=namespace.data_dir, load_settings=load_settings)
     module = entry.module
     return entry.runner(namespace.data_dir)(args_from(module.Args, namespace), deps)
 

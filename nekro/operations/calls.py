@@ -13,8 +13,6 @@ from nekro.app.calls.records import value_of
 from nekro.app.catalogue import is_command, listed_commands
 from nekro.base.plain import to_json_value
 from nekro.operations.actor import Actor, Scope
-from nekro.operations.admission import begin_paying, require_rounds_worker
-from nekro.operations.chats import file_info
 from nekro_agent.commands.schemas import CommandExecutionContext
 from nekro_agent.commands.schemas import CommandResponse as PluginResponse
 from nekro_agent.errors import NotFoundError, UsageError
@@ -59,7 +57,7 @@ async def call_method(actor: Actor, body: CallBody) -> Call:
     given = json.dumps([body.args, body.kwargs])
 
     async def ask() -> Call:
-        await begin_paying(services, identity, call_id, given)
+        await _begin_paying(actor, call_id, given)
         row = await use_cases.ask_approval(
             services,
             body.method,
@@ -72,7 +70,7 @@ async def call_method(actor: Actor, body: CallBody) -> Call:
         return _awaiting_call(row, type_=method.type.value)
 
     async def work() -> Call:
-        await begin_paying(services, identity, call_id, given)
+        await _begin_paying(actor, call_id, given)
         envelope = await use_cases.invoke(
             services,
             body.method,
@@ -108,7 +106,9 @@ async def run_code(
     if body.follow_up:
         identity.require(Scope.POST, chat_key=body.chat_key)
     user_id = identity.user_for(body.user_id)
-    await begin_paying(services, identity, run_id, body.code)
+    from nekro.operations.admission import require_rounds_worker
+
+    await _begin_paying(actor, run_id, body.code)
     await require_rounds_worker(services)
     chat = await services.chat(body.chat_key)
     on_begun()
@@ -121,6 +121,14 @@ async def run_code(
         timeout_seconds=body.timeout_seconds,
     )
     return run_answer(run_id, report)
+
+
+async def _begin_paying(actor: Actor, account_id: str, *texts: str) -> None:
+    """As ``begin_paying``; without a key nobody pays, and no library of the database is imported."""
+    if actor.identity.key_id is not None:
+        from nekro.operations.admission import begin_paying
+
+        await begin_paying(actor.services, actor.identity, account_id, *texts)
 
 
 async def list_commands(actor: Actor) -> Page[Command]:
@@ -180,6 +188,8 @@ async def run_command(actor: Actor, body: CommandBody) -> CommandResult:
 
 def _shown(ids: FileIds, chat_key: str, files: ChatFiles, response: PluginResponse) -> CommandResponse:
     """Return a response with those of its files that the chat's uploads hold."""
+    from nekro.operations.chats import file_info
+
     shown = response.model_dump(mode="json", exclude={"callback_cmd", "on_timeout_message", "context_data"})
     for part in shown["output_segments"] or ():
         path = part.pop("file_path")

@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from nekro.base.plain import to_plain
+from nekro.cli.api import SystemNeed, open_system_api
 from nekro.cli.command import (
     Deps,
     arg,
     chat_key_option,
+    confirm,
     json_flag,
     positive_number,
     read_text,
     user_id_option,
 )
-from nekro.cli.gateway_client import open_client
+from nekro.cli.gateway_client import invalid
 from nekro.cli.running import run_async
 from nekro.cli.services.presence import awaited_with_workers
-from nekro.cli.services.system import CALL_LANES, open_services
+from nekro.cli.services.system import CALL_LANES
 from nekro_agent.errors import UsageError
 
 if TYPE_CHECKING:
+    from nekro.operations.actor import Actor
     from nekro.plugins.entries import MethodEntry
+    from nekro_client.models import Call
 
 __all__ = [
     "EPILOG",
     "Args",
     "parse_arguments",
     "run",
-    "run_over_gateway",
     "show",
 ]
 
@@ -79,60 +83,67 @@ class Args:
 
 def run(args: Args, deps: Deps) -> int:
     """Call the method and print its value."""
-    settings = deps.load_settings()
     positional, named = parse_arguments(args.args)
-
-    async def work() -> int:
-        from nekro.app import use_cases
-
-        async with open_services(settings, command="call", lanes=CALL_LANES, output=deps.output) as opened:
-            _, services = opened
-            entry = await services.find_method(args.method)
-            lane = services.lanes.lane_of(entry)
-            approver = _approver(entry, positional, named, args, deps) if entry.requires_approval else None
-            call = use_cases.invoke(
-                services,
-                args.method,
-                positional,
-                named,
-                chat_key=args.chat_key,
-                user_id=args.user_id,
-                timeout_seconds=args.timeout,
-                approver=approver,
-            )
-            envelope = await awaited_with_workers(call, lambda: services.app, lane=lane)
-        from nekro.app.calls.records import value_of
-
-        limit = settings.sandbox.return_bytes
-        duration_ms = (envelope.finished_at - envelope.started_at).total_seconds() * 1000
-        described = {
-            "id": envelope.call_id,
-            "value": value_of(envelope, max_bytes=limit),
-            "type": envelope.type,
-            "worker": envelope.worker,
-            "duration_ms": round(duration_ms, 3),
-        }
-        show(described, args, deps)
+    call = run_async(_call(args, positional, named, deps))
+    if call.approval_id is not None:
+        deps.output.words(f"call {call.id} waits for approval {call.approval_id}; `nekro approvals` decides")
         return 0
+    show(call.model_dump(include={"id", "value", "type", "worker", "duration_ms"}), args, deps)
+    return 0
 
-    return run_async(work())
+
+async def _call(args: Args, positional: tuple[Any, ...], named: dict[str, Any], deps: Deps) -> Call:
+    system = SystemNeed(command="call", lanes=CALL_LANES, needs_workers=True)
+    here = {"call": partial(_call_here, approve=partial(_approve, args, deps))}
+    async with open_system_api(deps, system, here=here) as opened:
+        return await opened.api.call(
+            args.method,
+            positional,
+            named,
+            chat_key=args.chat_key,
+            user_id=args.user_id,
+            timeout_seconds=args.timeout,
+        )
 
 
-def _approver(
-    entry: MethodEntry, positional: tuple[Any, ...], named: dict[str, Any], args: Args, deps: Deps
-) -> str:
-    """Return the identity of the shell's user, who approves the call.
+async def _call_here(
+    actor: Actor,
+    method: str,
+    positional: tuple[Any, ...],
+    named: dict[str, Any],
+    *,
+    approve: Callable[[MethodEntry, tuple[Any, ...], dict[str, Any]], None],
+    **given: Any,
+) -> Call:
+    """Call a method from this process, unless no worker serves its lane."""
+    from nekro.operations.calls import call_method
+    from nekro_client.models import CallBody
+
+    services = actor.services
+    entry = await services.find_method(method)
+    if entry.requires_approval:
+        approve(entry, positional, named)
+    try:
+        body = CallBody(method=method, args=list(positional), kwargs=named, **given)
+    except ValueError as exc:
+        raise invalid(exc) from exc
+    lane = services.lanes.lane_of(entry)
+    return await awaited_with_workers(call_method(actor, body), lambda: services.app, lane=lane)
+
+
+def _approve(
+    args: Args, deps: Deps, entry: MethodEntry, positional: tuple[Any, ...], named: dict[str, Any]
+) -> None:
+    """Show a call, and return if the user of the shell approves it.
 
     Raises:
         UsageError: the user does not, or there is no terminal to ask on.
     """
     from nekro.app.approvals.shown import shown_call
-    from nekro.cli.command import confirm, operator
     from nekro.wire.values import encode_arguments
 
     deps.output.words(shown_call(entry.task, encode_arguments(positional, named)))
     confirm(f"{entry.name} requires approval; approve this call?", assumed=args.yes, deps=deps)
-    return operator()
 
 
 def parse_arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -166,22 +177,3 @@ def show(described: Mapping[str, Any], args: Args, deps: Deps) -> None:
         text = value if isinstance(value, str) else json.dumps(to_plain(value), ensure_ascii=False, indent=2)
         deps.output.data(text)
     deps.output.words(f"{described['type']} in {described['duration_ms']:.1f} ms on {described['worker']}")
-
-
-def run_over_gateway(args: Args, deps: Deps) -> int:
-    """Call the method and print its value."""
-    positional, named = parse_arguments(args.args)
-    with open_client() as client:
-        call = client.call(
-            args.method,
-            positional,
-            named,
-            chat_key=args.chat_key,
-            user_id=args.user_id,
-            timeout_seconds=args.timeout,
-        )
-    if call.approval_id is not None:
-        deps.output.words(f"call {call.id} waits for approval {call.approval_id}; `nekro approvals` decides")
-        return 0
-    show(call.model_dump(include={"id", "value", "type", "worker", "duration_ms"}), args, deps)
-    return 0

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from broker_config.settings import Settings
+from nekro.cli.api import SystemNeed, is_over_gateway, open_system_api
 from nekro.cli.command import Deps, arg, chat_key_option, json_flag, read_text, user_id_option
-from nekro.cli.gateway_client import open_client
 from nekro.cli.running import run_async
-from nekro.cli.services.system import CALL_LANES, ROUND_LANES, open_services
+from nekro.cli.services.system import CALL_LANES, ROUND_LANES
 from nekro.cli.views.round_text import describe_run
 from nekro_agent.errors import LLMError
 
 if TYPE_CHECKING:
     from nekro.app.rounds.runs import CodeReport
     from nekro.app.services import Services
+    from nekro.operations.actor import Actor
+    from nekro_client.models import Run
 
 __all__ = [
     "EPILOG",
     "Args",
     "run",
-    "run_over_gateway",
-    "show",
-    "show_end",
 ]
 
 
@@ -62,45 +64,67 @@ class Args:
 
 def run(args: Args, deps: Deps) -> int:
     """Run the file; the exit code is its stop type."""
-    settings = deps.load_settings()
     code = read_text(args.file)
-    has_model = settings.llm.script is not None or bool(settings.llm.base_url)
-    lanes = ROUND_LANES if has_model and not args.no_follow_up else CALL_LANES
-
-    async def work() -> CodeReport:
-        from nekro.app import use_cases
-
-        async with open_services(settings, command="exec", lanes=lanes, output=deps.output) as opened:
-            system, services = opened
-            report = await use_cases.run_code(
-                services,
-                code,
-                chat_key=args.chat_key,
-                user_id=args.user_id,
-                follow_up=not args.no_follow_up,
-                file_name=args.file.name if str(args.file) != "-" else "<stdin>",
-            )
-            if system.own and report.has_detached:
-                await _wait_for_jobs(services, args, deps)
-            if report.follow_ups and system.own:
-                await _wait_for_follow_ups(services, report, args, deps, has_model=has_model)
-            return report
-
-    report = run_async(work())
-    from nekro.operations.calls import run_answer
-
-    return show(describe_run(run_answer("", report)), report.error, args, deps)
-
-
-def show(described: Mapping[str, Any], error: str | None, args: Args, deps: Deps) -> int:
-    """Print the object that ``--json`` prints, or the output; returns the exit code."""
+    report = run_async(_exec(code, args, deps))
+    described = describe_run(report)
     if args.json:
         deps.output.json(described)
     else:
-        if described["output"]:
-            deps.output.data(described["output"].rstrip("\n"))
-        show_end(described, error, deps)
+        show_end(described, report.error, deps)
     return int(described["exit_code"])
+
+
+async def _exec(code: str, args: Args, deps: Deps) -> Run:
+    """Run the code and print its output; wait for what it started, if the workers end with this command."""
+    here = {"stream_run": partial(_run_here, file_name=args.file.name)}
+    async with open_system_api(deps, _needs(args, deps), here=here) as opened:
+        async with opened.api.stream_run(
+            code, chat_key=args.chat_key, user_id=args.user_id, follow_up=not args.no_follow_up
+        ) as run:
+            if not args.json:
+                await _print(run, deps)
+            report = await run.result()
+        if opened.own and opened.services is not None and isinstance(run, _EndedRun):
+            await _wait_for_rest(opened.services, run.report, args, deps)
+    return report
+
+
+def _needs(args: Args, deps: Deps) -> SystemNeed:
+    wakes = not args.no_follow_up and not is_over_gateway() and _has_model(deps.load_settings())
+    return SystemNeed(command="exec", lanes=ROUND_LANES if wakes else CALL_LANES, needs_workers=True)
+
+
+def _has_model(settings: Settings) -> bool:
+    return settings.llm.script is not None or bool(settings.llm.base_url)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _EndedRun:
+    """A run in this process, in the form of ``AsyncRunStream``: its output is one piece."""
+
+    report: CodeReport
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        yield self.report.output
+
+    async def result(self) -> Run:
+        """Return the report as the API does."""
+        from nekro.operations.calls import run_answer
+
+        return run_answer("", self.report)
+
+
+@asynccontextmanager
+async def _run_here(
+    actor: Actor, code: str, *, chat_key: str, user_id: str | None, follow_up: bool, file_name: str
+) -> AsyncIterator[_EndedRun]:
+    """Run code in a sandbox of this process."""
+    from nekro.app import use_cases
+
+    report = await use_cases.run_code(
+        actor.services, code, chat_key=chat_key, user_id=user_id, follow_up=follow_up, file_name=file_name
+    )
+    yield _EndedRun(report=report)
 
 
 def show_end(described: Mapping[str, Any], error: str | None, deps: Deps) -> None:
@@ -115,8 +139,15 @@ def show_end(described: Mapping[str, Any], error: str | None, deps: Deps) -> Non
             )
 
 
+async def _wait_for_rest(services: Services, report: CodeReport, args: Args, deps: Deps) -> None:
+    """Wait for jobs and rounds that the code has left: their workers end with this command."""
+    if report.has_detached:
+        await _wait_for_jobs(services, args, deps)
+    if report.follow_ups:
+        await _wait_for_follow_ups(services, report, args, deps)
+
+
 async def _wait_for_jobs(services: Services, args: Args, deps: Deps) -> None:
-    """Wait for calls that outlived the code: the workers that run them end with this command."""
     from nekro.cli.views.turns import wait_for_jobs
 
     deps.output.words(f"waiting for background jobs of chat {args.chat_key}; Ctrl-C abandons them")
@@ -128,11 +159,8 @@ async def _wait_for_jobs(services: Services, args: Args, deps: Deps) -> None:
             deps.output.words(f"job {job.id} ({job.type}) failed: {job.message}")
 
 
-async def _wait_for_follow_ups(
-    services: Services, report: CodeReport, args: Args, deps: Deps, *, has_model: bool
-) -> None:
-    """Wait for the follow-up rounds: the workers that run them end with this command."""
-    if not has_model:
+async def _wait_for_follow_ups(services: Services, report: CodeReport, args: Args, deps: Deps) -> None:
+    if not _has_model(services.settings):
         deps.output.words(
             f"a follow-up round waits in chat {args.chat_key}; it runs when a rounds worker with a language"
             " model (NEKRO_LLM__BASE_URL) is started"
@@ -149,29 +177,10 @@ async def _wait_for_follow_ups(
             deps.output.words(f"follow-up of {follow_up['method']}: {exc}")
 
 
-def run_over_gateway(args: Args, deps: Deps) -> int:
-    """Run the file in a sandbox of the fleet; the exit code is its stop type."""
-    code = read_text(args.file)
-    with (
-        open_client() as client,
-        client.stream_run(
-            code, chat_key=args.chat_key, user_id=args.user_id, follow_up=not args.no_follow_up
-        ) as pieces,
-    ):
-        if not args.json:
-            _print(pieces, deps)
-        report = pieces.result()
-    described = describe_run(report)
-    if args.json:
-        return show(described, report.error, args, deps)
-    show_end(described, report.error, deps)
-    return int(described["exit_code"])
-
-
-def _print(pieces: Iterable[str], deps: Deps) -> None:
+async def _print(pieces: AsyncIterable[str], deps: Deps) -> None:
     """Print the output as it comes, and one line end after its last line."""
     held, is_open, is_first = "", False, True
-    for piece in pieces:
+    async for piece in pieces:
         text = held + piece
         lines = text.rstrip("\n")
         held = text[len(lines) :]
