@@ -10,13 +10,15 @@ from nekro.app.approvals.shown import call_line, difference, plain_arguments, sh
 from nekro.operations.actor import Actor, Identity, Scope
 from nekro.operations.pages import Cursor, Limit, OfChat, Param, number_of, page_of
 from nekro_agent.errors import InvalidValueError, NotFoundError
-from nekro_client.models import Approval, DecisionBody, Page, TurnError
+from nekro_client.models import Approval, DecisionBody, Page, Run, TurnError
 from storage.accounts.approvals import Approval as ApprovalRow
 from storage.repositories.calls import Call
 from storage.states import ApprovalScope, ApprovalState
 
 __all__ = [
     "approval_answer",
+    "approval_of_call",
+    "approvals_of_run",
     "decide_approval",
     "get_approval",
     "list_approvals",
@@ -65,6 +67,26 @@ async def list_approvals(
 async def get_approval(actor: Actor, approval_id: str) -> Approval:
     """Show a request for approval: the call exactly as it would run, and what became of it."""
     return await _answer(actor, await _found(actor, approval_id, _reading(actor.identity)))
+
+
+async def approval_of_call(actor: Actor, call_id: str) -> Approval | None:
+    """Return the request for approval of a call, on one line; None if there is none that the key may read."""
+    actor.identity.require(_reading(actor.identity))
+    async with actor.services.database.read() as transaction:
+        row = await transaction.approvals.of_call(call_id)
+    if row is None or not actor.identity.has_chat(row.chat_key):
+        return None
+    return approval_answer(row, in_full=False)
+
+
+async def approvals_of_run(actor: Actor, run: Run) -> list[Approval]:
+    """List what the calls of a run wait for, for the one who ran it; that needs no right to read."""
+    ids = [call.approval_id for call in run.calls if call.approval_id and call.state == "awaiting"]
+    if not ids:
+        return []
+    async with actor.services.database.read() as transaction:
+        rows = [await transaction.approvals.get(approval_id) for approval_id in ids]
+    return [approval_answer(row, in_full=False) for row in rows]
 
 
 async def decide_approval(actor: Actor, approval_id: str, body: DecisionBody) -> Approval:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from nekro.app import use_cases
+from nekro.app.calls.dispatch import CallScope
 from nekro.app.calls.records import value_of
 from nekro.app.catalogue import is_command, listed_commands
 from nekro.base.plain import to_json_value
+from nekro.broker.tracing.tool_span import tool_span
 from nekro.operations.actor import Actor, Scope
+from nekro.plugins.entry_registry import refuse_unfit
+from nekro.wire.values import encode_arguments
 from nekro_agent.commands.schemas import CommandExecutionContext
 from nekro_agent.commands.schemas import CommandResponse as PluginResponse
 from nekro_agent.errors import NotFoundError, UsageError
 from nekro_client.models import (
+    Approval,
     Call,
     CallBody,
     Command,
@@ -33,10 +38,12 @@ if TYPE_CHECKING:
     from nekro.app.chats.attachments import FileIds
     from nekro.app.chats.files import ChatFiles
     from nekro.app.rounds.runs import CodeReport
+    from nekro.app.services import Services
+    from nekro.plugins.entries import MethodEntry
     from nekro.wire.invocation import Envelope
-    from storage.accounts.approvals import Approval
+    from storage.accounts.approvals import Approval as ApprovalRow
 
-__all__ = ["call_method", "list_commands", "run_answer", "run_code", "run_command"]
+__all__ = ["call_method", "call_or_detach", "list_commands", "run_answer", "run_code", "run_command"]
 
 _LEVELS_OF_ADMINS: Final = ("advanced", "super_user")
 
@@ -82,10 +89,59 @@ async def call_method(actor: Actor, body: CallBody) -> Call:
             call_id=call_id,
             approver=approver,
         )
-        value = value_of(envelope, max_bytes=services.settings.sandbox.return_bytes)
-        return _finished_call(envelope, method=method.task, value=to_json_value(value))
+        return _finished_call(services, method, envelope)
 
     return await actor.once.run(Call, ask if method.requires_approval and approver is None else work)
+
+
+async def call_or_detach(
+    actor: Actor,
+    method: MethodEntry,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    chat_key: str,
+    user_id: str | None,
+    call_id: str,
+) -> Call | Approval:
+    """Call a method for a model, as code calls one; the result of an AGENT method starts no round.
+
+    A call that takes longer than code waits for one (``NEKRO_WORKERS__WAIT_SECONDS``) is returned as running,
+    and continues as a job. A call that requires approval has it if its chat has a standing one, or if the key
+    has the scope `approve`; else its request for approval is returned, and a decision sends the call. Who has
+    no key permits none: a model decides which tools its host calls. Cancelling the wait revokes the call.
+
+    Raises:
+        RefusedError: 403, 404, the key may not; 429, its budget is used up.
+        NekroError: as from ``Dispatcher.admit`` and ``Dispatcher.invoke_or_detach``.
+    """
+    services, identity, dispatcher = actor.services, actor.identity, actor.services.dispatcher
+    identity.require(Scope.CALL, chat_key=chat_key)
+    refuse_unfit(method, len(args), kwargs)
+    scope = CallScope(
+        chat=await services.chat(chat_key),
+        user_id=identity.user_for(user_id),
+        wakes_agent=False,
+        account_id=call_id,
+    )
+    arguments, lane = encode_arguments(tuple(args), dict(kwargs)), dispatcher.lane_of(method)
+    await _begin_paying(actor, call_id, arguments)
+    if method.requires_approval:
+        if identity.key_id is not None and Scope.APPROVE in identity.scopes:
+            invocation = dispatcher.awaiting(method, arguments, scope, call_id=call_id, lane=lane)
+            await services.approval_requests.permit(invocation, lane=lane, by=identity.name)
+        else:
+            approval_id = await dispatcher.admit(method, arguments, scope, call_id=call_id, lane=lane)
+            if approval_id is not None:
+                from nekro.operations.approvals import approval_answer
+
+                async with services.database.read() as transaction:
+                    return approval_answer(await transaction.approvals.get(approval_id), in_full=False)
+    with tool_span(method.task, kind=method.type.value, call_id=call_id, lane=lane):
+        envelope = await dispatcher.invoke_or_detach(method, arguments, scope, call_id=call_id, lane=lane)
+    if envelope is None:
+        return Call(id=call_id, method=method.task, type=method.type.value, state="running", lane=lane)
+    return _finished_call(services, method, envelope)
 
 
 async def run_code(
@@ -200,19 +256,20 @@ def _shown(ids: FileIds, chat_key: str, files: ChatFiles, response: PluginRespon
     return CommandResponse.model_validate(shown)
 
 
-def _finished_call(envelope: Envelope, *, method: str, value: Any) -> Call:
+def _finished_call(services: Services, method: MethodEntry, envelope: Envelope) -> Call:
     """Return a call that succeeded, with its value as JSON."""
+    value = value_of(envelope, max_bytes=services.settings.sandbox.return_bytes)
     lasted = (envelope.finished_at - envelope.started_at).total_seconds() * 1000
     return Call(
         id=envelope.call_id,
-        method=method,
+        method=method.task,
         type=envelope.type.value,
         state="done",
         worker=envelope.worker,
         started_at=envelope.started_at,
         finished_at=envelope.finished_at,
         duration_ms=round(lasted, 3),
-        value=value,
+        value=to_json_value(value),
     )
 
 
@@ -238,7 +295,7 @@ def _state_of_report(call: Mapping[str, Any]) -> str:
     return "awaiting" if call.get("awaits_approval") else "done"
 
 
-def _awaiting_call(row: Approval, *, type_: str) -> Call:
+def _awaiting_call(row: ApprovalRow, *, type_: str) -> Call:
     """Return a call that waits for approval."""
     return Call(
         id=row.call_id,

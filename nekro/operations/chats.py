@@ -58,6 +58,7 @@ __all__ = [
     "list_chats",
     "list_messages",
     "message_answer",
+    "readable_chats",
     "require_chat",
     "reset_chat",
     "words_of",
@@ -126,6 +127,15 @@ async def list_chats(
         for chat in chats
     ]
     return Page(items=items, next_cursor=None if next_at is None else cursor_of(place_text(*next_at)))
+
+
+async def readable_chats(actor: Actor, *, limit: int) -> list[ListedChat]:
+    """List the chats that the key may read, the one with the newest activity first, without messages."""
+    actor.identity.require(Scope.READ)
+    async with actor.services.database.read() as transaction:
+        listing, identity = transaction.chat_listing, actor.identity
+        chats, _ = await _readable(listing, identity, text="", with_transient=True, after=None, limit=limit)
+    return chats
 
 
 async def get_chat(actor: Actor, chat_key: str) -> ChatSummary:

@@ -46,14 +46,13 @@ async def list_files(
     locations = [PathLocation(area)] if area else []
     after = ids.read(chat_key, cursor).path if cursor else ""
 
-    def page() -> tuple[list[Attachment], bool]:
+    def page() -> Page[FileInfo]:
         found = (file for file in files.list(*locations) if file.path > after)
         first = sorted(found, key=lambda file: file.path)[: limit + 1]
-        return [_listed(files, file) for file in first[:limit]], len(first) > limit
+        items = [file_info(ids, chat_key, _listed(files, file)) for file in first[:limit]]
+        return Page(items=items, next_cursor=items[-1].id if len(first) > limit else None)
 
-    found, has_more = await asyncio.to_thread(page)
-    items = [file_info(ids, chat_key, file) for file in found]
-    return Page(items=items, next_cursor=items[-1].id if has_more else None)
+    return await asyncio.to_thread(page)
 
 
 def require_upload(actor: Actor, chat_key: str, name: str) -> None:

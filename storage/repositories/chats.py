@@ -129,11 +129,6 @@ class ChatRepository(Repository):
         """
         return found(await self.find(chat_key), "chat", chat_key)
 
-    async def newest(self, *, limit: int) -> list[ChatInfo]:
-        """List chats, the newest first."""
-        statement = select(CHATS).order_by(CHATS.c.created_at.desc(), CHATS.c.chat_key).limit(limit)
-        return await self._all(ChatInfo, statement)
-
     async def reset(self, chat_key: str) -> None:
         """Begin a new conversation: ``MessageRepository.newest`` no longer returns the present messages.
 

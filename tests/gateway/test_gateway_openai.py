@@ -298,7 +298,7 @@ async def test_the_chat_follows_from_the_user_or_the_header(agents: Fleet, key: 
             )
     services = agents.services()
     async with services.database.read() as transaction:
-        chats = await transaction.chats.newest(limit=100)
+        chats = await transaction.chat_listing.page(limit=100)
         sizes = {
             chat.chat_key: len(await transaction.messages.newest(chat.chat_key, limit=10)) for chat in chats
         }

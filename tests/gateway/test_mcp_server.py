@@ -247,6 +247,14 @@ async def test_a_call_that_requires_approval_waits_for_a_person(
         paid = await client.call_tool("pay", {"who": "eve"})
         assert paid.structured_content == {"result": "receipt eve 1"}
 
+    # A key that may read nothing learns what its own calls wait for.
+    blind = await asyncio.to_thread(make_key, fleet.settings, Scope.CALL, Scope.RUN, chats="group_1")
+    async with connected(gateway, blind) as client:
+        waiting = (await client.call_tool("pay", {"who": "joe"})).structured_content
+        assert (waiting["state"], waiting["call"]) == ("awaiting", "tests.till.pay(who='joe')")
+        ran = await client.call_tool("run_code", {"code": "pay('kim')"})
+        assert "tests.till.pay('kim') waits until a person approves it" in ran.content[0].text
+
 
 async def test_a_key_sees_and_uses_only_what_its_scopes_permit(
     gateway: httpx.AsyncClient, fleet: Fleet

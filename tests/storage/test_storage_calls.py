@@ -138,7 +138,7 @@ async def test_frozen_worker_s_effects_are_rolled_back_with_its_claim(
             await tx.chats.ensure("written by the frozen worker")
             await tx.calls.finish("c1", fence=claim.fence, outcome=None)
     async with database.read() as tx:
-        assert await tx.chats.newest(limit=9) == []
+        assert await tx.chat_listing.page(limit=9) == []
 
 
 async def test_renewal_extends_claims_and_names_the_lost_ones(

@@ -71,7 +71,6 @@ async def test_chat_is_created_once_with_a_container_key_that_names_a_directory(
     DataAreas(tmp_path).shared_dir(chat.container_key)  # type: ignore[arg-type]
     async with database.read() as tx:
         assert await tx.chats.get(CHAT) == chat
-        assert await tx.chats.newest(limit=5) == [chat]
 
 
 async def test_concurrent_callers_agree_on_the_container_key(database: Database) -> None:

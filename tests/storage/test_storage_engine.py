@@ -547,7 +547,7 @@ async def test_a_failed_begin_leaves_its_connection_unchanged(tmp_path: Path, mi
             assert await tx.chats.find("c") is None
     await _begin_and_add(database, "d")
     async with other_process.read() as tx:
-        assert {chat.chat_key for chat in await tx.chats.newest(limit=9)} == {"c", "d"}
+        assert {chat.chat_key for chat in await tx.chat_listing.page(limit=9)} == {"c", "d"}
     await database.dispose()
     await other_process.dispose()
 

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
@@ -26,7 +25,6 @@ from nekro_client.streams import STREAM_TIMEOUT
 
 if TYPE_CHECKING:
     from broker_config.settings import Settings
-    from nekro.app.services import Services
     from nekro.cli.output import Output
     from nekro.extensions.mcp.server.callers import Caller
     from nekro_client.models import Run
@@ -184,16 +182,17 @@ async def serve(settings: Settings, *, chat_key: str | None, user_id: str | None
     from nekro.cli.services.system import CALL_LANES, open_services
     from nekro.extensions.mcp.server.callers import Caller
     from nekro.gateway.streams.hub import EventHub
-    from nekro.operations.actor import LOCAL
+    from nekro.operations.actor import LOCAL, Actor
 
-    caller = Caller(identity=LOCAL, chat_key=chat_key or _CHAT_KEY, user_id=user_id)
     async with (
         host_streams() as host,
         open_services(settings, command="mcp", lanes=CALL_LANES, output=output) as (_, services),
     ):
+        actor = Actor(services=services, identity=LOCAL)
+        caller = Caller(actor=actor, chat_key=chat_key or _CHAT_KEY, user_id=user_id)
         hub = EventHub(services)
         hub.start()
-        server = McpServer(services, hub, lambda _: caller, run=partial(_run, services))
+        server = McpServer(services, hub, lambda _: caller, run=_run)
         # The SDK's own reader waits in a thread, which would keep a process alive that is to end.
         streams: Any = host
         try:
@@ -204,12 +203,17 @@ async def serve(settings: Settings, *, chat_key: str | None, user_id: str | None
             await hub.close()
 
 
-async def _run(services: Services, caller: Caller, code: str, run_id: str) -> Run:
+async def _run(caller: Caller, code: str, run_id: str) -> Run:
     from nekro.app import use_cases
     from nekro.operations.calls import run_answer
 
     report = await use_cases.run_code(
-        services, code, chat_key=caller.chat_key, user_id=caller.user_id, follow_up=False, file_name="<mcp>"
+        caller.actor.services,
+        code,
+        chat_key=caller.chat_key,
+        user_id=caller.user_id,
+        follow_up=False,
+        file_name="<mcp>",
     )
     return run_answer(run_id, report)
 

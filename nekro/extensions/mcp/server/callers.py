@@ -27,7 +27,6 @@ __all__ = [
 ]
 
 
-_WILDCARD: Final = re.compile(r"[*?\[]")
 #: Any of these gives a key access.
 _SCOPES: Final = frozenset({Scope.CALL, Scope.RUN, Scope.READ, Scope.ADMIN})
 
@@ -36,12 +35,11 @@ _SCOPES: Final = frozenset({Scope.CALL, Scope.RUN, Scope.READ, Scope.ADMIN})
 class Caller:
     """The caller of a request, and the chat that it is for."""
 
-    identity: Identity
+    #: As operations know it.
+    actor: Actor
     #: Chat in which methods and code run.
     chat_key: str
     user_id: str | None
-    #: Id of the HTTP request, for audit rows; None on stdio.
-    request_id: str | None = None
     #: Session id of the handshake versions; None without one.
     session: str | None = None
 
@@ -49,12 +47,13 @@ class Caller:
         """Whether the key has a scope, and the chat."""
         return scope in self.identity.scopes and self.identity.has_chat(self.chat_key)
 
-    def actor(self, services: Services) -> Actor:
-        """Return the caller as one of operations."""
-        return Actor(services=services, identity=self.identity, request_id=self.request_id)
+    @property
+    def identity(self) -> Identity:
+        """The holder of its key."""
+        return self.actor.identity
 
 
-def caller_of(request: Request, identity: Identity) -> Caller:
+def caller_of(services: Services, request: Request, identity: Identity) -> Caller:
     """Return the caller of an HTTP request.
 
     The chat is that of the header ``X-Nekro-Chat`` or of the parameter ``chat_key`` of the URL; else the
@@ -73,20 +72,16 @@ def caller_of(request: Request, identity: Identity) -> Caller:
         raise RefusedError(HTTPStatus.NOT_FOUND, "not_found", detail)
     user = request.headers.get("x-nekro-user") or request.query_params.get("user_id")
     return Caller(
-        identity=identity,
+        actor=Actor(services=services, identity=identity, request_id=request.state.request_id),
         chat_key=chat_key,
         user_id=identity.user_for(user or None),
-        request_id=request.state.request_id,
         session=request.headers.get("mcp-session-id"),
     )
 
 
 def _own_chat(identity: Identity) -> str:
-    wildcard = _WILDCARD.search(identity.chats)
-    if wildcard is None:
-        return identity.chats
-    start = identity.chats[: wildcard.start()]
-    return f"{start}mcp-{identity.key_id or 'local'}"
+    start = identity.chat_prefix
+    return start if start == identity.chats else f"{start}mcp-{identity.key_id or 'local'}"
 
 
 _ID: Final = re.compile(r"([0-9a-f]{32})([0-9a-f]{64})")

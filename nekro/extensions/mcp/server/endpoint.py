@@ -96,7 +96,7 @@ class McpEndpoint(Running):
         session = request.headers.get(_SESSION)
         if session is not None and not self._sessions.is_valid(session, identity):
             raise RefusedError(HTTPStatus.NOT_FOUND, "not_found", "there is no such session; begin a new one")
-        request.state.mcp_caller = caller_of(request, identity)
+        request.state.mcp_caller = caller_of(self._services, request, identity)
         manager = await self._started()
         body = await request.body()
         begun = self._sessions.new(identity) if session is None and _begins_session(body) else None
@@ -113,14 +113,12 @@ class McpEndpoint(Running):
         try:
             from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-            from nekro.extensions.mcp.server.calls import on_workers
+            from nekro.extensions.mcp.server.calls import run_on_workers
             from nekro.extensions.mcp.server.server import McpServer
         except ImportError as exc:
             detail = "this gateway has no MCP SDK; install it with `pip install 'nekro-workers[mcp]'`"
             raise RefusedError(HTTPStatus.NOT_IMPLEMENTED, "mcp_missing", detail) from exc
-        self._server = McpServer(
-            self._services, self._hub, _caller_of_context, run=on_workers(self._services)
-        )
+        self._server = McpServer(self._services, self._hub, _caller_of_context, run=run_on_workers)
         manager = StreamableHTTPSessionManager(
             self._server.sdk, stateless=True, max_request_body_size=self._settings.body_bytes
         )

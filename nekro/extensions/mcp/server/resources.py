@@ -1,18 +1,16 @@
-"""Resources: the history and the files of chats, and jobs, which tools show, await and cancel."""
+"""Resources: the history and the files of chats, and jobs."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import os
 import re
-from itertools import islice
-from typing import Final, NamedTuple
+from contextlib import ExitStack
+from typing import Final
 from urllib.parse import quote, unquote
 
 from mcp_types import (
     BlobResourceContents,
-    CallToolResult,
     ListResourcesResult,
     ListResourceTemplatesResult,
     ReadResourceResult,
@@ -21,147 +19,30 @@ from mcp_types import (
     TextResourceContents,
 )
 
-from nekro.app.approvals.shown import call_line
-from nekro.app.services import Services
+from nekro.app.chats.attachments import FileRef
 from nekro.base.plain import encodable
 from nekro.extensions.mcp.server.callers import Caller
-from nekro.extensions.mcp.server.results import Report, data_result, text_of
-from nekro.operations import work
+from nekro.extensions.mcp.server.results import text_of
 from nekro.operations.actor import Scope
-from nekro.operations.chats import list_messages, require_chat
+from nekro.operations.chats import list_messages, readable_chats
+from nekro.operations.files import list_files, open_file
 from nekro.operations.pages import cursor_of
 from nekro.operations.pages import text_of as position_of
-from nekro_agent.durations import REFRESH_SECONDS
-from nekro_agent.errors import InvalidValueError, NotFoundError, UsageError
-from nekro_agent.files.names import HEAD_BYTES, content_type
-from nekro_agent.ports import ChatInfo
-from nekro_client.models import Job
-from storage.accounts.approvals import Approval
-from storage.states import ApprovalState
+from nekro.operations.work import get_job, list_jobs
+from nekro_agent.errors import InvalidValueError, NotFoundError
+from nekro_agent.files.names import content_type
+from nekro_client.models import FileInfo, Job
+from storage.listings.chats import ListedChat
 
 __all__ = [
-    "awaiting",
-    "awaiting_text",
-    "cancel",
     "chat_of",
+    "job_state",
     "job_uri",
     "list_resources",
     "list_templates",
     "messages_uri",
     "read_resource",
-    "show",
-    "wait_for",
 ]
-
-
-_MOST_SHOWN = 20
-#: Longest wait: clients give up on a request before it.
-_MOST_SECONDS = 600.0
-
-
-def job_uri(job_id: str) -> str:
-    """Return the URI of a job's resource."""
-    return f"nekro://jobs/{job_id}"
-
-
-async def show(services: Services, caller: Caller, job_id: str | None) -> CallToolResult:
-    """Return a job, or the newest ones of the caller's chat if it is None."""
-    caller.identity.require(Scope.READ, chat_key=caller.chat_key)
-    if job_id is not None:
-        return (await _seen(services, caller, job_id)).result
-    page = await work.list_jobs(caller.actor(services), chat_key=caller.chat_key, limit=_MOST_SHOWN)
-    found = [job.model_dump(mode="json") for job in page.items]
-    return data_result({"jobs": found}, "\n".join(map(_line, page.items)) or "the chat has no jobs")
-
-
-async def wait_for(
-    services: Services, caller: Caller, job_id: str, seconds: float, *, report: Report | None
-) -> CallToolResult:
-    """Wait for the end of a job, at most ``seconds``, and return it.
-
-    Args:
-        job_id: also of a call that waits for approval, and is a job when a person has permitted it.
-    """
-    caller.identity.require(Scope.READ)
-    loop = asyncio.get_running_loop()
-    until = loop.time() + min(max(seconds, 0.0), _MOST_SECONDS)
-    reported = -1
-    while True:
-        seen = await _seen(services, caller, job_id)
-        if seen.is_final or loop.time() >= until:
-            return seen.result
-        if report is not None and seen.percent > reported:
-            reported = seen.percent
-            await report(reported, 100, seen.message)
-        await asyncio.sleep(REFRESH_SECONDS)
-
-
-async def cancel(services: Services, caller: Caller, job_id: str) -> CallToolResult:
-    """Cancel a job."""
-    return _result(await work.cancel_job(caller.actor(services), job_id))
-
-
-class _Seen(NamedTuple):
-    """A job, or a call that waits for approval, as it is now."""
-
-    is_final: bool
-    percent: int
-    message: str
-    result: CallToolResult
-
-
-async def _seen(services: Services, caller: Caller, job_id: str) -> _Seen:
-    try:
-        job = await work.get_job(caller.actor(services), job_id)
-    except NotFoundError:
-        async with services.database.read() as transaction:
-            approval = await transaction.approvals.of_call(job_id)
-        if approval is None or not caller.identity.has_chat(approval.chat_key):
-            raise
-        is_over = approval.state not in (ApprovalState.PENDING, ApprovalState.APPROVED)
-        return _Seen(is_over, 0, "", _result_of_approval(approval))
-    return _Seen(job.finished_at is not None, job.percent, job.message, _result(job))
-
-
-def _result_of_approval(row: Approval) -> CallToolResult:
-    if row.state is ApprovalState.PENDING:
-        return awaiting(row)
-    state = row.state.value
-    text = f"approval of {call_line(row.method, row.arguments)} was {state}" + (
-        f": {row.reason}" if row.reason else ""
-    )
-    return data_result({"job_id": row.call_id, "approval_id": row.id, "state": state}, text)
-
-
-def awaiting(row: Approval) -> CallToolResult:
-    """Return the result of a call that did not run yet, because a person must permit it."""
-    data = {
-        "job_id": row.call_id,
-        "approval_id": row.id,
-        "number": row.number,
-        "call": call_line(row.method, row.arguments),
-        "state": "awaiting",
-    }
-    return data_result(data, awaiting_text(row))
-
-
-def awaiting_text(row: Approval) -> str:
-    """Say what a call waits for, and how to learn its outcome."""
-    return (
-        f"{call_line(row.method, row.arguments)} waits until a person approves it (approval {row.number}); "
-        f"it did not run. wait_for_job with {row.call_id!r} waits for the decision and the result. Do not "
-        "call it again."
-    )
-
-
-def _result(job: Job) -> CallToolResult:
-    return data_result(job.model_dump(mode="json"), _line(job))
-
-
-def _line(job: Job) -> str:
-    shown = job.message or ("" if job.finished_at is not None else f"{job.percent} %")
-    state = "succeeded" if job.state == "done" else job.state
-    return f"job {job.id} ({job.type}) is {state}" + (f": {shown}" if shown else "")
 
 
 _JSON: Final = "application/json"
@@ -183,6 +64,16 @@ _FILE: Final = re.compile(r"nekro://chats/([^/]+)/files(/.+)")
 _JOB: Final = re.compile(r"nekro://jobs/([^/]+)")
 
 
+def job_uri(job_id: str) -> str:
+    """Return the URI of a job's resource."""
+    return f"nekro://jobs/{job_id}"
+
+
+def job_state(job: Job) -> str:
+    """Return the state of a job in words for models."""
+    return "succeeded" if job.state == "done" else job.state
+
+
 def messages_uri(chat_key: str) -> str:
     """Return the URI of a chat's history."""
     return f"nekro://chats/{_quoted(chat_key)}/messages"
@@ -194,7 +85,7 @@ def chat_of(uri: str) -> str | None:
     return None if match is None else unquote(match[1], errors="surrogateescape")
 
 
-async def list_resources(services: Services, caller: Caller, cursor: str | None) -> ListResourcesResult:
+async def list_resources(caller: Caller, cursor: str | None) -> ListResourcesResult:
     """Return a page, in the order of the URIs: histories of the key's chats, files and jobs of the caller's.
 
     Raises:
@@ -203,24 +94,22 @@ async def list_resources(services: Services, caller: Caller, cursor: str | None)
     if Scope.READ not in caller.identity.scopes:
         return ListResourcesResult(resources=[])
     after = "" if cursor is None else position_of(cursor)
-    async with services.database.read() as transaction:
-        chats = [
-            chat
-            for chat in await transaction.chats.newest(limit=_MOST_CHATS)
-            if caller.identity.has_chat(chat.chat_key)
-        ]
-        newest = await transaction.jobs.newest(limit=_MOST_JOBS, chat_key=caller.chat_key)
-        own = await transaction.chats.find(caller.chat_key)
-    found = [_history(chat) for chat in chats]
-    found += [
-        Resource(uri=job_uri(job.id), name=job.id, title=f"{job.type} ({job.state})", mime_type=_JSON)
-        for job in newest
+    jobs = await list_jobs(caller.actor, chat_key=caller.chat_key, limit=_MOST_JOBS)
+    found = [
+        *map(_history, await readable_chats(caller.actor, limit=_MOST_CHATS)),
+        *map(_job, jobs.items),
+        *(_file(caller.chat_key, file) for file in await _files(caller)),
     ]
-    if own is not None:
-        found += await asyncio.to_thread(_files, services, own)
     found = sorted((one for one in found if one.uri > after), key=lambda one: one.uri)
     more = cursor_of(found[_PAGE - 1].uri) if len(found) > _PAGE else None
     return ListResourcesResult(resources=found[:_PAGE], next_cursor=more)
+
+
+async def _files(caller: Caller) -> list[FileInfo]:
+    try:
+        return (await list_files(caller.actor, caller.chat_key, limit=_MOST_FILES)).items
+    except NotFoundError:  # nothing has happened in the chat yet
+        return []
 
 
 def list_templates() -> ListResourceTemplatesResult:
@@ -239,7 +128,7 @@ def list_templates() -> ListResourceTemplatesResult:
     )
 
 
-async def read_resource(services: Services, caller: Caller, uri: str) -> ReadResourceResult:
+async def read_resource(caller: Caller, uri: str) -> ReadResourceResult:
     """Return the content of a resource.
 
     Raises:
@@ -249,26 +138,16 @@ async def read_resource(services: Services, caller: Caller, uri: str) -> ReadRes
     """
     caller.identity.require(Scope.READ)
     if match := _HISTORY.fullmatch(uri):
-        return _text(uri, await _messages(services, caller, _plain(match[1]), before=match[2]))
+        return _text(uri, await _messages(caller, _plain(match[1]), before=match[2]))
     if match := _FILE.fullmatch(uri):
-        chat = await _chat(services, caller, match[1])
-        return await asyncio.to_thread(_content, services, chat, uri, _plain(match[2]))
+        return await _content(caller, uri, _plain(match[1]), _plain(match[2]))
     if match := _JOB.fullmatch(uri):
-        job = await work.get_job(caller.actor(services), _plain(match[1]))
+        job = await get_job(caller.actor, _plain(match[1]))
         return _text(uri, job.model_dump(mode="json"))
     raise NotFoundError(f"there is no resource {uri[:500]!r}")
 
 
-async def _chat(services: Services, caller: Caller, quoted: str) -> ChatInfo:
-    chat_key = _plain(quoted)
-    caller.identity.require(Scope.READ, chat_key=chat_key)
-    async with services.database.read() as transaction:
-        return await require_chat(transaction, chat_key)
-
-
-async def _messages(
-    services: Services, caller: Caller, chat_key: str, *, before: str | None
-) -> dict[str, object]:
+async def _messages(caller: Caller, chat_key: str, *, before: str | None) -> dict[str, object]:
     """Return a page of a history, the oldest message first.
 
     Args:
@@ -276,14 +155,14 @@ async def _messages(
     """
     cursor = None if before is None else cursor_of(before)
     page = await list_messages(
-        caller.actor(services), chat_key, limit=_MESSAGES, cursor=cursor, with_past=before is not None
+        caller.actor, chat_key, limit=_MESSAGES, cursor=cursor, with_past=before is not None
     )
     items = [message.model_dump(mode="json") for message in reversed(page.items)]
     older = f"{messages_uri(chat_key)}/{page.items[-1].sequence}" if page.next_cursor else None
     return {"chat_key": chat_key, "messages": items, "older": older}
 
 
-def _history(chat: ChatInfo) -> Resource:
+def _history(chat: ListedChat) -> Resource:
     return Resource(
         uri=messages_uri(chat.chat_key),
         name=str(encodable(chat.chat_key)),
@@ -293,42 +172,40 @@ def _history(chat: ChatInfo) -> Resource:
     )
 
 
-def _files(services: Services, chat: ChatInfo) -> list[Resource]:
-    found = []
-    files = services.files_of(chat)
-    for file in islice(files.list(), _MOST_FILES):
-        name = file.path.rpartition("/")[2]
-        found.append(
-            Resource(
-                uri=f"nekro://chats/{_quoted(chat.chat_key)}/files{_quoted(file.path, safe='/')}",
-                name=str(encodable(name)),
-                description=str(encodable(file.path)),
-                mime_type=files.type_of(file.path),
-                size=file.size_bytes,
-            )
-        )
-    return found
+def _job(job: Job) -> Resource:
+    return Resource(uri=job_uri(job.id), name=job.id, title=f"{job.type} ({job_state(job)})", mime_type=_JSON)
 
 
-def _content(services: Services, chat: ChatInfo, uri: str, path: str) -> ReadResourceResult:
+def _file(chat_key: str, file: FileInfo) -> Resource:
+    return Resource(
+        uri=f"nekro://chats/{_quoted(chat_key)}/files{_quoted(file.path, safe='/')}",
+        name=str(encodable(file.name)),
+        description=str(encodable(file.path)),
+        mime_type=file.media_type,
+        size=file.size_bytes,
+    )
+
+
+async def _content(caller: Caller, uri: str, chat_key: str, path: str) -> ReadResourceResult:
+    caller.identity.require(Scope.READ, chat_key=chat_key)
+    services = caller.actor.services
     most = services.settings.gateway.body_bytes
-    try:
-        with services.files_of(chat).open(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > most:
-                raise InvalidValueError(
-                    f"{path} has {size} bytes, and a resource at most {most}; GET /chats/…/files serves it"
-                )
-            content = file.read(most + 1)[:most]
-    except (UsageError, NotFoundError) as exc:
-        raise NotFoundError("the chat has no such file") from exc
-    kind = content_type(path.rpartition("/")[2], content[:HEAD_BYTES])
-    try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        blob = base64.b64encode(content).decode()
-        return ReadResourceResult(contents=[BlobResourceContents(uri=uri, mime_type=kind, blob=blob)])
-    return ReadResourceResult(contents=[TextResourceContents(uri=uri, mime_type=kind, text=text)])
+    with ExitStack() as opened:
+        file, info, head = await open_file(services, chat_key, FileRef(path=path, modified_ns=None), opened)
+        if info.st_size > most:
+            size = f"{path} has {info.st_size} bytes, and a resource at most {most}"
+            raise InvalidValueError(f"{size}; GET /chats/…/files serves it")
+
+        def contents() -> TextResourceContents | BlobResourceContents:
+            content = (head + file.read(most))[:most]
+            kind = content_type(path.rpartition("/")[2], head)
+            try:
+                return TextResourceContents(uri=uri, mime_type=kind, text=content.decode())
+            except UnicodeDecodeError:
+                blob = base64.b64encode(content).decode()
+                return BlobResourceContents(uri=uri, mime_type=kind, blob=blob)
+
+        return ReadResourceResult(contents=[await asyncio.to_thread(contents)])
 
 
 def _text(uri: str, value: object) -> ReadResourceResult:

@@ -13,16 +13,15 @@ from loguru import logger
 from mcp_types import CallToolResult, ContentBlock, ImageContent, TextContent
 
 from nekro.agent.multimodal import image_data
-from nekro.app.calls.records import value_of
 from nekro.app.services import Services
-from nekro.base.plain import encodable, to_json_value
+from nekro.base.plain import encodable
 from nekro.base.tasks import end_tasks
 from nekro.gateway.streams.events import Reader
 from nekro.gateway.streams.hub import EventHub
 from nekro.operations.actor import RefusedError
-from nekro.wire.invocation import Envelope
 from nekro_agent.errors import NekroError
-from nekro_client.models import Event, EventType
+from nekro_agent.methods import SandboxMethodType
+from nekro_client.models import Call, Event, EventType
 
 __all__ = [
     "Report",
@@ -35,18 +34,15 @@ __all__ = [
 ]
 
 
-def method_result(envelope: Envelope, *, max_bytes: int) -> CallToolResult:
-    """Return the result of a method: its value as text and as ``{"result": …}``.
+def method_result(call: Call) -> CallToolResult:
+    """Return the result of a call: its value as text and as ``{"result": …}``.
 
     The text of an AGENT method is the value; the parts of a MULTIMODAL_AGENT method are contents.
-
-    Args:
-        max_bytes: of a value that is read.
     """
-    value = encodable(to_json_value(value_of(envelope, max_bytes=max_bytes)))
-    content = _parts(value) if envelope.segments is not None else [_text(text_of(value))]
-    structured = None if envelope.segments is not None else {"result": value}
-    return CallToolResult(content=content, structured_content=structured)
+    value = encodable(call.value)
+    if call.type == SandboxMethodType.MULTIMODAL_AGENT.value and isinstance(value, list):
+        return CallToolResult(content=_parts(value))
+    return CallToolResult(content=[_text(text_of(value))], structured_content={"result": value})
 
 
 def data_result(data: Mapping[str, Any], text: str, *, is_error: bool = False) -> CallToolResult:

@@ -38,9 +38,9 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from nekro.app.services import Services
 from nekro.base.plain import encodable
 from nekro.base.release import release
-from nekro.extensions.mcp.server import resources, tools
+from nekro.extensions.mcp.server import calls, resources, tools
 from nekro.extensions.mcp.server.callers import Caller
-from nekro.extensions.mcp.server.calls import CodeRun, call_method, request_digest, run_code
+from nekro.extensions.mcp.server.calls import CodeRun, request_digest
 from nekro.extensions.mcp.server.methods import code_guide, find_methods, input_schema
 from nekro.extensions.mcp.server.results import Report, data_result, error_result, failure_text, reported
 from nekro.extensions.mcp.server.subscriptions import Changes
@@ -150,25 +150,23 @@ class McpServer:
             return lambda _: self._find_methods(caller, _text(given, "words", ""))
         if params.name == tools.SHOW_JOBS:
             shown = _text(given, "job_id") if "job_id" in given else None
-            return lambda _: resources.show(self._services, caller, shown)
+            return lambda _: calls.show(caller, shown)
         if params.name == tools.WAIT_FOR_JOB:
             job_id, seconds = _text(given, "job_id"), _number(given, "seconds", 30.0)
-            return lambda _: resources.wait_for(
-                self._services, caller, job_id, seconds, report=self._report(ctx)
-            )
+            return lambda _: calls.wait_for(caller, job_id, seconds, report=self._report(ctx))
         if params.name == tools.CANCEL_JOB:
             job_id = _text(given, "job_id")
-            return lambda _: resources.cancel(self._services, caller, job_id)
+            return lambda _: calls.cancel(caller, job_id)
         caller.identity.require(Scope.CALL)
         entry = await self._method(params.name)
         report = self._report(ctx)
-        return lambda call_id: call_method(
-            self._services, self._hub, caller, entry, given, call_id=call_id, report=report
+        return lambda call_id: calls.call_method(
+            self._hub, caller, entry, given, call_id=call_id, report=report
         )
 
     async def _run_code(self, ctx: Context, caller: Caller, code: str, run_id: str) -> CallToolResult:
         async with reported(self._hub, caller.chat_key, run_id, self._report(ctx)):
-            return await run_code(self._services, self._run, caller, code, run_id=run_id)
+            return await calls.run_code(self._run, caller, code, run_id=run_id)
 
     async def _method(self, name: str) -> MethodEntry:
         await self._services.refresh()
@@ -207,8 +205,7 @@ class McpServer:
     async def _list_resources(
         self, ctx: Context, params: PaginatedRequestParams | None
     ) -> ListResourcesResult:
-        caller = self._caller_of(ctx)
-        work = partial(resources.list_resources, self._services, caller, _cursor(params))
+        work = partial(resources.list_resources, self._caller_of(ctx), _cursor(params))
         return await self._answered(ctx, work)
 
     async def _list_templates(
@@ -217,7 +214,7 @@ class McpServer:
         return resources.list_templates()
 
     async def _read_resource(self, ctx: Context, params: ReadResourceRequestParams) -> ReadResourceResult:
-        work = partial(resources.read_resource, self._services, self._caller_of(ctx), str(params.uri))
+        work = partial(resources.read_resource, self._caller_of(ctx), str(params.uri))
         return await self._answered(ctx, work, missing=_RESOURCE_NOT_FOUND)
 
     async def _listen(
