@@ -19,7 +19,7 @@ from nekro.agent.multimodal import image_data
 from nekro.app.chats.attachments import Attachment, FileIds, attachments_of
 from nekro.app.chats.files import ChatFiles
 from nekro.app.chats.writer import message_bytes
-from nekro.app.rounds.intake import Receipt
+from nekro.app.rounds.intake import AlsoWrite, Receipt
 from nekro.app.services import Services
 from nekro.operations.actor import Actor, Identity, RefusedError, Scope, key_reused
 from nekro.operations.admission import KeyFiles, require_budget
@@ -176,6 +176,7 @@ async def post_message(
     *,
     once: str | None,
     digest: bytes | None = None,
+    also: AlsoWrite | None = None,
 ) -> Receipt | None:
     """Record a person's message and start a turn, on the key's budget; None if a plugin's hook blocked it.
 
@@ -201,6 +202,7 @@ async def post_message(
         once_digest=None if once is None else digest,
         key_id=identity.key_id,
         issuer=identity.name,
+        also=also,
     )
     if receipt is not None and receipt.is_repetition and digest is not None:
         known = receipt.message.once_digest  # None: a gateway of release 0.2 recorded it

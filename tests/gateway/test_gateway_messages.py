@@ -215,10 +215,8 @@ async def test_a_message_that_a_hook_blocked_is_shown_to_it_again_when_it_is_rep
         assert hooks.asked == number
 
 
-async def test_a_post_is_one_write_transaction_of_few_statements(
-    served_gateway: tuple[Services, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    services, client = served_gateway
+def counting(services: Services, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets the write transactions and statements of a request, from its post on."""
     ran: list[str] = []
     inside: ContextVar[bool] = ContextVar("inside", default=False)
     accept, begin = services.intake.accept, Database.begin
@@ -235,6 +233,18 @@ async def test_a_post_is_one_write_transaction_of_few_statements(
         ran.extend(["statement"] if inside.get() else [])
         return prepared(*given)
 
+    monkeypatch.setattr(services.intake, "accept", accepting)
+    monkeypatch.setattr(Database, "begin", beginning)
+    monkeypatch.setattr("storage.driver.statements.prepared", noting)
+    return ran
+
+
+async def test_a_post_is_one_write_transaction_of_few_statements(
+    served_gateway: tuple[Services, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services, client = served_gateway
+    ran = counting(services, monkeypatch)
+
     async def counted(**body: Any) -> Counter[str]:
         ran.clear()
         posted = await client.post(
@@ -243,9 +253,6 @@ async def test_a_post_is_one_write_transaction_of_few_statements(
         assert posted.status_code == 202
         return Counter(ran)
 
-    monkeypatch.setattr(services.intake, "accept", accepting)
-    monkeypatch.setattr(Database, "begin", beginning)
-    monkeypatch.setattr("storage.driver.statements.prepared", noting)
     assert (await counted())["begin"] == 1  # the chat and the person are new
     # By its key; chat, person, message, round, number of events, events.
     assert await counted() == {"begin": 1, "statement": 7}
@@ -254,6 +261,30 @@ async def test_a_post_is_one_write_transaction_of_few_statements(
     monkeypatch.setattr(services.intake, "_hooks", hooks)
     assert await counted() == {"begin": 1, "statement": 9}
     assert (await counted(user_id="eve"))["begin"] == 2  # hooks may read the row of the person
+
+
+async def test_a_response_is_kept_with_the_message_of_its_request(
+    served_gateway: tuple[Services, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services, client = served_gateway
+    ran = counting(services, monkeypatch)
+    body = {"model": "nekro", "input": "hello", "background": True}
+
+    async def created(key: str) -> str:
+        ran.clear()
+        answer = await client.post("/v1/responses", json=body, headers={"Idempotency-Key": key})
+        assert answer.status_code == 200
+        return str(answer.json()["id"])
+
+    response = await created("one")
+    assert Counter(ran)["begin"] == 1
+    kept = await client.get(f"/v1/responses/{response}")
+    assert (kept.status_code, kept.json()["status"]) == (200, "queued")
+    assert await created("one") == response
+    assert Counter(ran) == {"statement": 1}  # the message, by its key
+    monkeypatch.setattr(services.intake, "_hooks", Hooks(MsgSignal.BLOCK_ALL))
+    blocked = await client.get(f"/v1/responses/{await created('two')}")
+    assert (blocked.status_code, blocked.json()["status"]) == (200, "completed")
 
 
 async def test_a_refused_request_is_not_remembered(gateway: tuple[Fleet, httpx.AsyncClient]) -> None:

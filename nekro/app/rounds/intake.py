@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 from loguru import logger
@@ -37,7 +37,10 @@ from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
 from storage.transaction import Transaction
 
-__all__ = ["MessageIntake", "Receipt"]
+__all__ = ["AlsoWrite", "MessageIntake", "Receipt"]
+
+#: Writes further rows in the transaction that has recorded a message; not called if it was known already.
+AlsoWrite: TypeAlias = Callable[[Transaction, Message], Awaitable[None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +117,7 @@ class MessageIntake:
         once_digest: bytes | None = None,
         key_id: str | None = None,
         issuer: str | None = None,
+        also: AlsoWrite | None = None,
     ) -> Receipt | None:
         """Receive a person's message; None when a plugin's hook blocked it.
 
@@ -140,7 +144,7 @@ class MessageIntake:
                 return known
             first = message if isinstance(message, IncomingMessage) else await message()
             new = _new(first, once_key=once_key, once_digest=once_digest)
-            return await self._accept(first, new, key_id=key_id, issuer=issuer)
+            return await self._accept(first, new, key_id=key_id, issuer=issuer, also=also)
 
     async def _accept(
         self,
@@ -149,15 +153,16 @@ class MessageIntake:
         *,
         key_id: str | None = None,
         issuer: str | None = None,
+        also: AlsoWrite | None = None,
     ) -> Receipt | None:
         """Receive a message that no request before has recorded, as the row ``new``."""
         require_lengths(new.text, sender_id=new.sender_id, sender_name=new.sender_name, data=new.data)
         if issuer is not None and new.text.lstrip().startswith("/"):
             answer = await self._read(message, issuer)
             if answer is not None:
-                return await self._record(message, new, answer=answer)
+                return await self._record(message, new, answer=answer, also=also)
         if not await self._hooks.has_message_hooks():
-            return await self._record(message, new, wakes=message.is_tome, key_id=key_id)
+            return await self._record(message, new, wakes=message.is_tome, key_id=key_id, also=also)
         chat = await self._known(message)
         shown = _for_hooks(message, chat, new.id)
         before = shown.changeable()
@@ -167,7 +172,7 @@ class MessageIntake:
         if changes := shown.changes_since(before):
             message, new = _as_left(message, new, changes)
         wakes = signal is MsgSignal.FORCE_TRIGGER or (signal is MsgSignal.CONTINUE and bool(message.is_tome))
-        return await self._record(message, new, wakes=wakes, key_id=key_id, is_known=True)
+        return await self._record(message, new, wakes=wakes, key_id=key_id, is_known=True, also=also)
 
     async def reset(self, chat: ChatInfo) -> StoppedRounds:
         """Start a new conversation; returns the rounds that were stopped for it.
@@ -220,6 +225,7 @@ class MessageIntake:
         wakes: bool = False,
         key_id: str | None = None,
         is_known: bool = False,
+        also: AlsoWrite | None = None,
     ) -> Receipt:
         """Record a message and what follows from it, with its chat and its person, in one transaction.
 
@@ -241,6 +247,8 @@ class MessageIntake:
             row = await append_message(transaction, self._publisher, new, account_id=account_id)
             if row.id != new.id:  # a copy that another process accepted meanwhile
                 return Receipt(message=row, turn_id=row.turn_id, is_repetition=True)
+            if also is not None:
+                await also(transaction, row)
             if answer is not None:
                 reply = NewMessage(
                     chat_key=new.chat_key,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,6 +13,7 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from nekro.app.rounds.intake import AlsoWrite
 from nekro.app.services import Services
 from nekro.gateway.idempotency import Once, once_of
 from nekro.gateway.problems import ErrorForm, shown_text, status_of
@@ -152,8 +152,6 @@ _PERSON: Final = "openai-user"
 #: Longest id of a person or a conversation in a header.
 _MOST_HEADER_CHARS: Final = 512
 
-_WILDCARD: Final = re.compile(r"[*?\[]")
-
 
 def require_model(model: str) -> None:
     """Return if a model exists.
@@ -200,7 +198,7 @@ def chosen_chat(identity: Identity, header: str | None, *conversation: str | Non
 
 def has_many_chats(identity: Identity) -> bool:
     """Whether a key has more than one chat."""
-    return _WILDCARD.search(identity.chats) is not None
+    return identity.chat_prefix != identity.chats
 
 
 def transient_chat(identity: Identity, request_id: str) -> str:
@@ -210,12 +208,11 @@ def transient_chat(identity: Identity, request_id: str) -> str:
         APIError: the key has one chat only.
         RefusedError: the key may not post.
     """
-    wildcard = _WILDCARD.search(identity.chats)
-    if wildcard is None:
+    if not has_many_chats(identity):
         detail = "this request needs a chat of its own, and the key has one only"
         raise APIError(HTTPStatus.BAD_REQUEST, "no_chat_for_request", detail)
     digest = _digest(identity, (None, request_id))
-    key = f"{identity.chats[: wildcard.start()] or _START}{TRANSIENT}{digest}"
+    key = f"{identity.chat_prefix or _START}{TRANSIENT}{digest}"
     identity.require(Scope.POST, chat_key=key)
     identity.require(Scope.READ)
     return key
@@ -246,6 +243,8 @@ class Posted:
     #: None when it starts no turn.
     turn_id: str | None
     created_at: datetime
+    #: False: a plugin's hook blocked the message.
+    is_recorded: bool = True
 
 
 async def once_for(request: Request, chat_key: str) -> Once:
@@ -262,8 +261,9 @@ async def post(
     user: str | None,
     *,
     once: Once,
+    also: AlsoWrite | None = None,
 ) -> Posted:
-    """Post a person's message; a repetition of the request finds it.
+    """Post a person's message, and what is kept with it; a repetition of the request finds it.
 
     Raises:
         RefusedError: a part is not valid, or as from ``post_message``.
@@ -281,20 +281,18 @@ async def post(
         )
 
     receipt = await post_message(
-        services, identity, chat_key, message, once=once.name, digest=once.body_digest
+        services, identity, chat_key, message, once=once.name, digest=once.body_digest, also=also
     )
     if receipt is None:
-        return Posted(turn_id=None, created_at=shared_time())
+        return Posted(turn_id=None, created_at=shared_time(), is_recorded=False)
     return Posted(turn_id=receipt.turn_id, created_at=receipt.message.created_at)
 
 
 def _derived(identity: Identity, conversation: Sequence[str | None]) -> str:
     """Return a chat key that fits the pattern of the key: its fixed beginning, then a digest."""
-    wildcard = _WILDCARD.search(identity.chats)
-    if wildcard is None:
+    if not has_many_chats(identity):
         return identity.chats
-    start = identity.chats[: wildcard.start()] or _START
-    return f"{start}private_{_digest(identity, conversation)}"
+    return f"{identity.chat_prefix or _START}private_{_digest(identity, conversation)}"
 
 
 def _digest(identity: Identity, conversation: Sequence[str | None]) -> str:

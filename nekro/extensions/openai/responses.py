@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
@@ -41,8 +42,11 @@ from nekro.gateway.web.responses import EventStream, JsonAnswer
 from nekro.operations.actor import Identity, Scope
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NekroError
+from nekro_agent.shared_clock import shared_time
 from storage.accounts.stored_bytes import ROW_BYTES, size_of
+from storage.repositories.messages import Message
 from storage.states import StoredKind
+from storage.transaction import Transaction
 
 __all__ = ["GATEWAY_PART"]
 
@@ -82,23 +86,30 @@ async def create_response(
     person, conversation = stated_person(request, body.person), stated_conversation(request)
     stated = (person, body.conversation_id or conversation)
     chat_key = await _chat_of(services, identity, body, x_nekro_chat, stated, response_id)
-    posted = await post(services, identity, chat_key, parts, person, once=once)
-    row = OpenAIResponse(
+    new = OpenAIResponse(
         id=response_id,
         key_id=identity.key_id,
         chat_key=chat_key,
-        turn_id=posted.turn_id,
+        turn_id=None,
         previous_id=body.previous_response_id,
         model=body.model,
         is_background=bool(body.background),
         stated=_stated(body),
-        created_at=posted.created_at,
+        created_at=shared_time(),
     )
-    if body.store is not False:  # also by a repetition: the first request may have ended before this
+
+    async def keep(transaction: Transaction, message: Message) -> None:
+        row = replace(new, turn_id=message.turn_id, created_at=message.created_at)
+        await _keep(transaction, identity, row)
+
+    is_kept = body.store is not False
+    posted = await post(
+        services, identity, chat_key, parts, person, once=once, also=keep if is_kept else None
+    )
+    row = replace(new, turn_id=posted.turn_id, created_at=posted.created_at)
+    if is_kept and not posted.is_recorded:
         async with services.database.begin() as transaction:
-            if await ResponseRows(transaction.connection).add(row):
-                size = ROW_BYTES + size_of(json.dumps(row.stated))
-                transaction.stored_bytes.add(identity.account_id, StoredKind.ROUNDS, size, refuses=False)
+            await _keep(transaction, identity, row)
     if body.stream:
         return _stream(row, reader, after=-1)
     if body.background:
@@ -155,6 +166,12 @@ async def delete_response(response_id: str, services: ServicesDep, identity: Ide
     async with services.database.begin() as transaction:
         await ResponseRows(transaction.connection).delete(response_id)
     return {"id": response_id, "object": "response", "deleted": True}
+
+
+async def _keep(transaction: Transaction, identity: Identity, row: OpenAIResponse) -> None:
+    if await ResponseRows(transaction.connection).add(row):
+        size = ROW_BYTES + size_of(json.dumps(row.stated))
+        transaction.stored_bytes.add(identity.account_id, StoredKind.ROUNDS, size, refuses=False)
 
 
 async def _chat_of(
