@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from datetime import datetime
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from http import HTTPStatus
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from pydantic import BaseModel
 
 from nekro.wire.invocation import new_id
+from storage.accounts.key_rights import KeyRights
 
 if TYPE_CHECKING:
     from nekro.app.services import Services
@@ -76,25 +76,12 @@ class Scope(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Identity:
+class Identity(KeyRights):
     """The holder of a key."""
 
     #: Id of the key's row; None: the local key, or a process of this machine's user (`nekro mcp serve`).
     key_id: str | None
     scopes: frozenset[Scope]
-    #: Pattern of the chat keys, in the form of ``fnmatch``.
-    chats: str = "*"
-    #: The person in whose name messages and calls are made; None: each request says it.
-    user_id: str | None = None
-    #: None: as the settings say; 0: no limit.
-    requests_per_minute: int | None = None
-    #: Limits per day (UTC) of the turns that it starts; None: no limit.
-    cost_per_day: float | None = None
-    tokens_per_day: int | None = None
-    #: Most bytes that it may keep stored; None: as the settings say; 0: no limit.
-    stored_bytes_limit: int | None = None
-    #: None: never.
-    expires_at: datetime | None = None
     #: Id of the key of a request over HTTP, also of the local one: tickets name it.
     credential_id: str = ""
     #: Name in records of decisions; None: that of the key.

@@ -15,11 +15,12 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from broker_config.embedded import resolve_signing_key
-from nekro.operations.actor import Actor, Identity, RefusedError, Scope
+from nekro.operations.actor import Actor, RefusedError, Scope
 from nekro.operations.pages import Cursor, Limit, Param, number_of, page_of
 from nekro_agent.errors import UsageError
 from nekro_agent.shared_clock import shared_time
 from nekro_client.models import Act, ApiKey, CreatedKey, KeyBody, Page
+from storage.accounts.key_rights import LIMITS, OFF_AT_ZERO, KeyRights
 from storage.accounts.keys import Key as StoredKey
 from storage.accounts.keys import NewKey, RecordedAct
 from storage.engine import Database
@@ -61,22 +62,12 @@ async def create_key(actor: Actor, body: KeyBody) -> CreatedKey:
             "scope_missing",
             f"the key cannot give scopes that it lacks: {', '.join(sorted(more))}",
         )
-    _require_within(body, actor.identity)
+    rights = KeyRights.of(body)
+    _require_within(rights, actor.identity)
     seed = _seed(actor)
 
     async def work() -> ApiKey:
-        new, _ = new_key(
-            body.name,
-            scopes=scopes,
-            chats=body.chats,
-            user_id=body.user_id,
-            requests_per_minute=body.requests_per_minute,
-            cost_per_day=body.cost_per_day,
-            tokens_per_day=body.tokens_per_day,
-            stored_bytes_limit=body.stored_bytes_limit,
-            expires_at=body.expires_at,
-            seed=seed,
-        )
+        new, _ = new_key(body.name, scopes=scopes, seed=seed, **vars(rights))
         by, request_id = actor.identity.key_id, actor.request_id
         return key_answer(await store_key(actor.services.database, new, by=by, request_id=request_id))
 
@@ -107,21 +98,14 @@ async def list_acts(
     return page_of(acts, limit=limit, answer=act_answer, position=lambda act: act.sequence)
 
 
-def _require_within(body: KeyBody, creator: Identity) -> None:
+def _require_within(rights: KeyRights, creator: KeyRights) -> None:
     """Return if no limit of the new key exceeds that of its creator, whose chats and users are all.
 
     Raises:
         RefusedError: 403, one does, or is not stated.
     """
-    limits: tuple[tuple[str, Any, Any], ...] = (
-        ("expires_at", body.expires_at, creator.expires_at),
-        ("cost_per_day", body.cost_per_day, creator.cost_per_day),
-        ("tokens_per_day", body.tokens_per_day, creator.tokens_per_day),
-        # 0 does not limit these two.
-        ("requests_per_minute", body.requests_per_minute or None, creator.requests_per_minute or None),
-        ("stored_bytes_limit", body.stored_bytes_limit or None, creator.stored_bytes_limit or None),
-    )
-    for name, wanted, most in limits:
+    for name in LIMITS:
+        wanted, most = (_limit(one, name) for one in (rights, creator))
         if most is not None and (wanted is None or wanted > most):
             shown = most.isoformat() if isinstance(most, datetime) else most
             raise RefusedError(
@@ -129,6 +113,12 @@ def _require_within(body: KeyBody, creator: Identity) -> None:
                 "key_limited",
                 f"the key cannot give more than it has: state {name}, at most {shown}",
             )
+
+
+def _limit(rights: KeyRights, name: str) -> Any:
+    """Return a limit; None: there is none."""
+    limit = getattr(rights, name)
+    return limit or None if name in OFF_AT_ZERO else limit
 
 
 def _seed(actor: Actor) -> bytes:
@@ -155,28 +145,20 @@ async def _with_secret(actor: Actor, created: ApiKey, text: str) -> CreatedKey:
 
 
 def new_key(
-    name: str,
-    *,
-    scopes: Collection[Scope],
-    chats: str = "*",
-    user_id: str | None = None,
-    requests_per_minute: int | None = None,
-    cost_per_day: float | None = None,
-    tokens_per_day: int | None = None,
-    stored_bytes_limit: int | None = None,
-    expires_at: datetime | None = None,
-    seed: bytes | None = None,
+    name: str, *, scopes: Collection[Scope], seed: bytes | None = None, **rights: Any
 ) -> tuple[NewKey, str]:
     """Make a key; returns what is stored, and the key itself, which is not stored.
 
     Args:
         seed: secret bytes; id and secret derive from them (``key_text``); None: random ones.
+        rights: values of ``KeyRights``.
 
     Raises:
         UsageError: it has no scope, or expires in the past.
     """
     if not scopes:
         raise UsageError(f"a key needs at least one scope of {', '.join(Scope)}")
+    expires_at = rights.get("expires_at")
     if expires_at is not None and expires_at <= shared_time():
         raise UsageError(f"the key would have expired already, at {expires_at.isoformat()}")
     text = key_text(secrets.token_bytes(32) if seed is None else seed)
@@ -186,13 +168,7 @@ def new_key(
         name=name,
         digest=hashlib.sha256(secret.encode()).digest(),
         scopes=sorted(scope.value for scope in scopes),
-        chats=chats,
-        user_id=user_id,
-        requests_per_minute=requests_per_minute,
-        cost_per_day=cost_per_day,
-        tokens_per_day=tokens_per_day,
-        stored_bytes_limit=stored_bytes_limit,
-        expires_at=expires_at,
+        **rights,
     )
     return stored, text
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Executable, bindparam, delete, exists, select, update
 
+from storage.accounts.key_rights import KeyRights
 from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository, found, values_of
 from storage.sql import insert, now
@@ -52,7 +53,7 @@ def key_of_account(account_id: str) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewKey:
+class NewKey(KeyRights):
     """A key to store."""
 
     id: str
@@ -61,18 +62,6 @@ class NewKey:
     digest: bytes = field(repr=False)
     #: Values of ``nekro.operations.actor.Scope``.
     scopes: list[str]
-    #: Pattern of the chat keys.
-    chats: str = "*"
-    #: The only user for whom it acts; None: each request names one.
-    user_id: str | None = None
-    #: None: as the settings say; 0: no limit.
-    requests_per_minute: int | None = None
-    #: Limits per day (UTC) of the turns that it starts; None: no limit.
-    cost_per_day: float | None = None
-    tokens_per_day: int | None = None
-    #: Most bytes that it may keep stored; None: as the settings say; 0: no limit.
-    stored_bytes_limit: int | None = None
-    expires_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

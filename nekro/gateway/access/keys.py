@@ -31,6 +31,7 @@ from nekro.gateway.access.signed_texts import opened_ticket
 from nekro.operations.actor import LOCAL, Identity, RefusedError, Scope
 from nekro.operations.keys import key_text
 from nekro_agent.errors import SettingsError, UsageError
+from storage.accounts.key_rights import KeyRights
 from storage.accounts.keys import Key
 
 __all__ = [
@@ -95,7 +96,6 @@ _CHALLENGE: Final = {"WWW-Authenticate": 'Bearer realm="nekro"'}
 class ValidKey:
     """A key that is neither revoked nor expired."""
 
-    id: str
     name: str
     identity: Identity
 
@@ -222,7 +222,7 @@ async def _identify_ticket(request: Request, keys: ValidKeys, chat_key: str, tic
 
 
 def _local_key(key_id: str) -> ValidKey:
-    return ValidKey(id=key_id, name="local", identity=replace(LOCAL, credential_id=key_id))
+    return ValidKey(name="local", identity=replace(LOCAL, credential_id=key_id))
 
 
 def _stored_key(key: Key) -> ValidKey:
@@ -231,12 +231,6 @@ def _stored_key(key: Key) -> ValidKey:
         credential_id=key.id,
         # A scope of a newer release means nothing here.
         scopes=frozenset(Scope(scope) for scope in key.scopes if scope in list(Scope)),
-        chats=key.chats,
-        user_id=key.user_id,
-        requests_per_minute=key.requests_per_minute,
-        cost_per_day=key.cost_per_day,
-        tokens_per_day=key.tokens_per_day,
-        stored_bytes_limit=key.stored_bytes_limit,
-        expires_at=key.expires_at,
+        **vars(KeyRights.of(key)),
     )
-    return ValidKey(id=key.id, name=key.name, identity=identity)
+    return ValidKey(name=key.name, identity=identity)

@@ -23,10 +23,10 @@ from nekro.gateway.access.sessions import (
     session_of,
 )
 from nekro.gateway.access.signed_texts import LoginCodes
-from nekro.gateway.dependencies import ServicesDep, identity_of, record_act
+from nekro.gateway.dependencies import ServicesDep, identity_of
 from nekro.gateway.idempotency import NOT_ONCE
 from nekro.gateway.web.responses import accepts, has_etag
-from nekro.operations.actor import Identity, RefusedError
+from nekro.operations.actor import Actor, Identity, RefusedError
 from nekro_client.models import ConsoleLogin, ConsoleSession
 
 __all__ = [
@@ -184,10 +184,11 @@ async def log_in(
     """
     require_session_origin(services.settings, request)
     key = await _key_of(request, body.key.strip())
-    session = begin_session(services.settings, request, response, key_id=key.id)
+    session = begin_session(services.settings, request, response, key_id=key.identity.credential_id)
     request.state.identity = key.identity
+    actor = Actor(services=services, identity=key.identity, request_id=request.state.request_id)
     async with services.database.begin() as transaction:
-        await record_act(transaction.audit, request, key.identity, "console.login", key.id)
+        await actor.record(transaction, "console.login", key.identity.credential_id)
     return _answer(key.identity, name=key.name, session=session)
 
 
