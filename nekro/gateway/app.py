@@ -95,6 +95,7 @@ def create_app(settings: Settings) -> FastAPI:
         default_response_class=JsonAnswer,
     )
     problems.install(app, {prefix: form for part in parts for prefix, form in part.errors.items()})
+    app.state.examples = [part.examples for part in parts]
     _add_middleware(app, settings.gateway, parts)
     app.router.routes.extend(_routes(names))
     return app

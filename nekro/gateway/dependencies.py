@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, Path, Request
 from pydantic import AfterValidator
@@ -15,7 +15,6 @@ from nekro.gateway.streams.hub import EventHub
 from nekro.gateway.web.requests import restored
 from nekro.operations.actor import Identity
 from nekro_agent.execution.current import begin_account
-from storage.accounts.keys import AuditRepository
 
 __all__ = [
     "ChatKey",
@@ -25,7 +24,6 @@ __all__ = [
     "RequestId",
     "ServicesDep",
     "identity_of",
-    "record_act",
     "take_stream",
 ]
 
@@ -65,18 +63,6 @@ def take_stream(request: Request, identity: Identity | None = None) -> None:
             key_id=None if identity is None else identity.key_id, host=None if client is None else client.host
         )
     )
-
-
-async def record_act(
-    audit: AuditRepository,
-    request: Request,
-    identity: Identity,
-    action: str,
-    subject: str,
-    data: dict[str, Any] | None = None,
-) -> None:
-    """Record an act of a route that is no operation, as ``Actor.record``."""
-    await audit.add(action, subject, key_id=identity.key_id, request_id=request.state.request_id, data=data)
 
 
 def _request_id(request: Request) -> str:

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 
 from broker_config.settings import GatewaySettings
 from nekro.app.services import Services
+from nekro.gateway.document.examples import NO_EXAMPLES, Examples
 from nekro.gateway.problems import ErrorForm
 from nekro.gateway.streams.hub import EventHub
 
@@ -44,6 +45,8 @@ class GatewayPart:
     passed_on: Sequence[str] = ()
     #: Forms of errors, by the prefix of their paths.
     errors: Mapping[str, ErrorForm] = field(default_factory=dict)
+    #: Examples of its routes for the OpenAPI document.
+    examples: Examples = NO_EXAMPLES
     #: Builds what it runs, on the event loop, when the services have started; None: nothing.
     build: Callable[[Services, EventHub], Running] | None = None
 

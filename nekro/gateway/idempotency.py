@@ -57,7 +57,6 @@ __all__ = [
     "OnceDep",
     "RepeatedProblem",
     "once_of",
-    "with_content",
 ]
 
 M = TypeVar("M", bound=BaseModel)
@@ -227,11 +226,6 @@ class Once:
 async def once_of(request: Request, *, body: bytes) -> Once:
     """Return a request by what a repetition must repeat, for bodies that are not read at once."""
     return Once(request, name=await _name(request), body=body)
-
-
-def with_content(answer: JSONResponse, content: Any) -> JSONResponse:
-    """Return an answer of ``Once.respond`` with another body; what that adds (a secret) is not stored."""
-    return JsonAnswer(content, status_code=answer.status_code, headers=_added(answer))
 
 
 def _added(answer: JSONResponse) -> dict[str, str]:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import ssl
 import urllib.parse
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -34,22 +34,13 @@ class RequestFailedError(Exception):
 class OutgoingHttp:
     """A pool of connections; the address of each is checked when it is opened, and it stays on it."""
 
-    def __init__(self, allow_private: Iterable[str], *, setting: str) -> None:
-        """Create it; ``close`` it.
-
-        Args:
-            allow_private: hosts and networks that are allowed although private, loopback or link-local.
-            setting: variable with these entries, for errors.
-
-        Raises:
-            SettingsError: an entry looks like a network but is not one.
-        """
-        self.policy = AddressPolicy(allow_private, setting=setting)
+    def __init__(self, policy: AddressPolicy) -> None:
+        """Create it, for the addresses that the policy allows; ``close`` it."""
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=trusted_certificates(),
             max_connections=_MOST_CONNECTIONS,
             max_keepalive_connections=0,
-            network_backend=CheckedBackend(self.policy),
+            network_backend=CheckedBackend(policy),
         )
 
     async def close(self) -> None:

@@ -15,8 +15,7 @@ from broker_config.settings import Settings
 from nekro.extensions.openai import bodies
 from nekro.extensions.plugin_pages import webhooks
 from nekro.gateway.app import create_app
-from nekro.gateway.document.examples import BY_MODEL, BY_OPERATION, PARAMETERS
-from nekro.gateway.document.openapi import document, reference_page
+from nekro.gateway.document.openapi import document, examples_of, reference_page
 from nekro_client import models
 
 #: With which names begin.
@@ -125,10 +124,11 @@ def test_each_parameter_of_a_path_has_an_example() -> None:
 def test_each_example_is_used() -> None:
     text = json.dumps(api()["paths"])
     names = set(re.findall(r"#/components/schemas/(?:Page_)?(\w+?)_?\"", text))
-    assert BY_MODEL.keys() - names == set()
-    assert BY_OPERATION.keys() - operations().keys() == set()
+    examples = examples_of(create_app(Settings.model_construct()))
+    assert examples.models.keys() - names == set()
+    assert examples.operations.keys() - operations().keys() == set()
     used = {one["name"] for each in operations().values() for one in each.get("parameters", ())}
-    assert {name.rpartition(" ")[2] for name in PARAMETERS} - used == set()
+    assert {name.rpartition(" ")[2] for name in examples.parameters} - used == set()
 
 
 def test_fields_have_the_descriptions_of_their_models() -> None:

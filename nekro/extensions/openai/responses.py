@@ -32,6 +32,7 @@ from nekro.extensions.openai.chats import (
     stated_person,
     transient_chat,
 )
+from nekro.extensions.openai.examples import EXAMPLES
 from nekro.extensions.openai.response_events import ResponseView
 from nekro.extensions.openai.rows import OpenAIResponse, ResponseRows
 from nekro.gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
@@ -272,4 +273,5 @@ GATEWAY_PART: Final = GatewayPart(
     # Pictures and files are in the JSON.
     limits=((re.compile(r"/v1/(chat/completions|responses)"), lambda settings: settings.media_bytes),),
     errors={"/v1/": ERROR_FORM},
+    examples=EXAMPLES,
 )

@@ -30,6 +30,7 @@ from nekro.extensions.plugin_pages.forwarding import (
     response_headers,
 )
 from nekro.gateway.dependencies import ServicesDep
+from nekro.gateway.document.examples import JSON, Examples
 from nekro.gateway.extensions import GatewayPart, Running, running
 from nekro.gateway.outgoing import trusted_certificates
 from nekro.operations.actor import Identity, RefusedError
@@ -278,6 +279,22 @@ class _Incoming:
             pass
 
 
+_EXAMPLES: Final = Examples(
+    parameters={
+        "endpoint": "orders",
+    },
+    models={
+        "WebhookAnswer": {
+            "success": True,
+            "message": "1 webhooks returned, 0 failed",
+            "data": {"results": [{"plugin_key": "Ada.shop", "result": "thanks"}], "errors": []},
+        },
+    },
+    operations={
+        "receive_webhook": {"body": {JSON: {"order": 42, "state": "paid"}}},
+    },
+)
+
 GATEWAY_PART: Final = GatewayPart(
     root=(webhooks.router, router),
     limits=(
@@ -286,4 +303,5 @@ GATEWAY_PART: Final = GatewayPart(
     ),
     passed_on=("/plugins/",),
     build=lambda services, _hub: PluginProxy(services),
+    examples=_EXAMPLES,
 )

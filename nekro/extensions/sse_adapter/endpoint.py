@@ -26,6 +26,7 @@ from sse_starlette import EventSourceResponse
 from nekro.app.services import Services
 from nekro.extensions.sse_adapter import SSE_ADAPTER
 from nekro.extensions.sse_adapter.models import (
+    EXAMPLES,
     AtSegment,
     MediaSegment,
     MessageCommand,
@@ -45,6 +46,7 @@ from nekro.gateway.web.bodies import KeyedRoute, require_few_values
 from nekro.gateway.web.responses import EventStream
 from nekro.operations.actor import RefusedError, Scope
 from nekro.wire.invocation import new_id
+from nekro_agent.downloads.addresses import AddressPolicy
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.ports import IncomingMessage
 from nekro_client.models import AdapterAnswer, AdapterRequestBody
@@ -73,9 +75,8 @@ class SseAdapter(Running):
         settings = services.settings
         key = settings.gateway.sse_access_key
         self._access_key = _digest(key.get_secret_value()) if key is not None else None
-        self._outgoing = OutgoingHttp(
-            settings.downloads.allow_private, setting="NEKRO_DOWNLOADS__ALLOW_PRIVATE"
-        )
+        policy = AddressPolicy(settings.downloads.allow_private, setting="NEKRO_DOWNLOADS__ALLOW_PRIVATE")
+        self._outgoing = OutgoingHttp(policy)
         self.files = SseFiles(services, self._outgoing)
 
     async def close(self) -> None:
@@ -348,4 +349,5 @@ GATEWAY_PART: Final = GatewayPart(
     root=(router,),
     limits=((re.compile("/api/adapters/sse/connect"), lambda settings: settings.media_bytes),),
     build=lambda services, _hub: SseAdapter(services),
+    examples=EXAMPLES,
 )

@@ -6,9 +6,12 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, TypeAdapter
 
+from nekro.gateway.document.examples import JSON, Examples
+from nekro.gateway.web.responses import EVENT_STREAM
 from nekro.wire import plain_json
 
 __all__ = [
+    "EXAMPLES",
     "AtSegment",
     "Command",
     "MediaSegment",
@@ -139,3 +142,23 @@ def command_of(body: bytes) -> Command:
         ValueError, RecursionError: it is no JSON.
     """
     return _COMMAND.validate_python(plain_json.load(body))
+
+
+_CLIENT: Final = "c51ce410c124a10e0db5e4b97fc2af39"
+_CONNECTED: Final = f'event: connected\ndata: {{"client_id":"{_CLIENT}","timestamp":1772442900}}\n\n'
+
+EXAMPLES: Final = Examples(
+    models={
+        "AdapterAnswer": {"data": {"user_id": "42", "user_name": "Ada"}},
+        "AdapterRequestBody": {"channel_id": "wx_42", "request": "get_user_info", "data": {"user_id": "42"}},
+    },
+    operations={
+        "connect_adapter": {"answer": {EVENT_STREAM: _CONNECTED}},
+        "send_adapter_command": {
+            "body": {
+                JSON: {"cmd": "register", "platform": "wx", "client_name": "shop", "client_version": "1"}
+            },
+            "answer": {JSON: {"client_id": _CLIENT, "message": "client shop is registered"}},
+        },
+    },
+)

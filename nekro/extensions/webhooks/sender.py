@@ -23,6 +23,7 @@ from loguru import logger
 from standardwebhooks import Webhook as Signature
 
 from broker_config.embedded import resolve_signing_key
+from broker_config.settings import GatewaySettings
 from nekro.app.services import Services
 from nekro.base.metrics import metrics
 from nekro.base.tasks import end_tasks, log_errors
@@ -31,6 +32,7 @@ from nekro.gateway.extensions import Running
 from nekro.gateway.outgoing import OutgoingHttp, RequestFailedError
 from nekro.gateway.streams.events import stream_event
 from nekro.gateway.web.responses import json_text
+from nekro_agent.downloads.addresses import AddressPolicy
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_client.models import WebhookPayload
 from storage.repositories.events import ChatEvent
@@ -38,10 +40,16 @@ from storage.states import DeliveryState
 
 __all__ = [
     "WebhookSender",
+    "address_policy",
     "body_of",
     "wants",
     "webhook_secret",
 ]
+
+
+def address_policy(settings: GatewaySettings) -> AddressPolicy:
+    """Return which addresses a webhook may have."""
+    return AddressPolicy(settings.webhook_allow_private, setting="NEKRO_GATEWAY__WEBHOOK_ALLOW_PRIVATE")
 
 
 def webhook_secret(signing_key: str, webhook_id: str, version: int) -> str:
@@ -81,9 +89,7 @@ class WebhookSender(Running):
         self._database = services.database
         self._settings = settings.gateway
         self._key = resolve_signing_key(settings).get_secret_value()
-        self.http = OutgoingHttp(
-            self._settings.webhook_allow_private, setting="NEKRO_GATEWAY__WEBHOOK_ALLOW_PRIVATE"
-        )
+        self.http = OutgoingHttp(address_policy(self._settings))
         self._running: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None

@@ -13,7 +13,8 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -24,7 +25,7 @@ from markupsafe import Markup, escape
 from nekro.base.release import release
 from nekro.gateway.console.pages import ConsoleFile, file_answer, require_console
 from nekro.gateway.dependencies import IdentityDep, ServicesDep
-from nekro.gateway.document.examples import BY_MODEL, BY_OPERATION, PARAMETERS
+from nekro.gateway.document.examples import EXAMPLES, Examples
 from nekro.gateway.idempotency import NOT_ONCE
 from nekro.gateway.problems import ErrorForm
 from nekro.gateway.web.responses import EVENT_STREAM
@@ -34,6 +35,7 @@ from nekro_client.models import Problem
 __all__ = [
     "api_of",
     "document",
+    "examples_of",
     "reference_page",
     "reference_router",
     "router",
@@ -102,6 +104,7 @@ def _completed(app: FastAPI) -> dict[str, Any]:
     api["security"] = [{"key": []}]
     api["servers"] = [{"url": "http://127.0.0.1:8600", "description": "A gateway with the default settings."}]
     forms: Mapping[str, ErrorForm] = app.state.error_forms
+    examples = examples_of(app)
     for probe in ("/healthz", "/readyz"):
         api["paths"][probe]["get"]["security"] = []
     api["paths"]["/console/session"]["post"]["security"] = []
@@ -112,8 +115,14 @@ def _completed(app: FastAPI) -> dict[str, Any]:
             operation["responses"]["default"] = deepcopy(_PROBLEM if form is None else form.documented)
             if not operation.pop(_NOT_ONCE, False) and method == "post":
                 operation.setdefault("parameters", []).append(_IDEMPOTENCY)
-            _add_examples(operation)
+            _add_examples(operation, examples)
     return api
+
+
+def examples_of(app: FastAPI) -> Examples:
+    """Return the examples of an application: those of the gateway, and those of its extensions."""
+    examples: Examples = reduce(or_, app.state.examples, EXAMPLES)
+    return examples
 
 
 def _describe_fields(schemas: dict[str, Any]) -> None:
@@ -131,32 +140,32 @@ def _describe_fields(schemas: dict[str, Any]) -> None:
                     described.setdefault("description", texts[owner.__name__, field])
 
 
-def _add_examples(operation: dict[str, Any]) -> None:
+def _add_examples(operation: dict[str, Any], examples: Examples) -> None:
     for parameter in operation.get("parameters", ()):
         name = parameter["name"]
-        if (example := PARAMETERS.get(f"{operation['tags'][0]} {name}", PARAMETERS.get(name))) is not None:
-            parameter["example"] = example
-    own = BY_OPERATION.get(operation["operationId"], {})
+        for known in (name, f"{operation['tags'][0]} {name}"):
+            if (example := examples.parameters.get(known)) is not None:
+                parameter["example"] = example
+    own = examples.operations.get(operation["operationId"], {})
     if "requestBody" in operation:
-        _add_to_content(operation["requestBody"]["content"], own.get("body", {}))
+        _add_to_content(operation["requestBody"]["content"], own.get("body", {}), examples)
     for status, answer in operation["responses"].items():
         stated = own.get("answer", {}) if status.startswith("2") else {}
         if stated:
-            _add_to_content(answer.setdefault("content", {}), stated)
+            _add_to_content(answer.setdefault("content", {}), stated, examples)
         elif "content" in answer:
-            _add_to_content(answer["content"], {})
+            _add_to_content(answer["content"], {}, examples)
 
 
-def _add_to_content(content: dict[str, Any], stated: Mapping[str, Any]) -> None:
+def _add_to_content(content: dict[str, Any], stated: Mapping[str, Any], examples: Examples) -> None:
     for kind, example in stated.items():
         schema = {"type": "string" if isinstance(example, str) else "object"}
         content.setdefault(kind, {"schema": schema})["example"] = example
     for one in content.values():
         name = one.get("schema", {}).get("$ref", "").rpartition("/")[2]
-        if (example := BY_MODEL.get(name)) is not None:
+        if (example := examples.models.get(name)) is not None:
             one.setdefault("example", example)
-        elif name.startswith("Page_"):
-            item = BY_MODEL[name.removeprefix("Page_").rstrip("_")]
+        elif name.startswith("Page_") and (item := examples.models.get(name[5:].rstrip("_"))) is not None:
             one["example"] = {"items": [item], "next_cursor": None}
 
 
