@@ -22,6 +22,7 @@ from nekro_client.models import (
     Round,
     StreamTicket,
     StreamTicketBody,
+    Summary,
     TurnState,
     TurnSummary,
 )
@@ -57,6 +58,11 @@ class ChatRequests:
         """
         params = {"cursor": cursor, "limit": limit, "with_past": with_past or None}
         return operation("GET", f"/chats/{segment(self.key)}/messages", Page[Message], params=params)
+
+    @whole_list
+    def summaries(self) -> Operation[Page[Summary]]:
+        """Return the kept summaries of older messages, the newest first."""
+        return operation("GET", f"/chats/{segment(self.key)}/summaries", Page[Summary])
 
     @request
     def turns(

@@ -98,6 +98,7 @@ __all__ = [
     "StoppedRound",
     "StreamTicket",
     "StreamTicketBody",
+    "Summary",
     "TextPart",
     "Timer",
     "TimerBody",
@@ -309,6 +310,29 @@ class Message(Answer):
     plugin: str | None = None
     #: As it is recorded: segments, files, what a plugin added.
     data: dict[str, Any] | None = None
+    created_at: datetime
+
+
+class Summary(Answer):
+    """A summary of the messages of a chat up to one of them."""
+
+    chat_key: str
+    #: Grows by 1 within a chat; the first one after a reset is 1.
+    version: int
+    #: Sequence of the newest message that it covers.
+    up_to: int
+    #: When the oldest and the newest of them were written.
+    oldest_at: datetime
+    newest_at: datetime
+    text: str
+    #: The model group that was asked, and the model that answered.
+    group: str
+    model: str
+    #: Of this version alone; None if the endpoint did not report them.
+    prompt_tokens: int | None = None
+    answer_tokens: int | None = None
+    tokens_estimated: bool = False
+    cost: float = 0
     created_at: datetime
 
 

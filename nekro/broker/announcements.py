@@ -9,6 +9,7 @@ Redis disconnects a subscriber that is too far behind, and a flood of live text 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -91,8 +92,9 @@ class Announcements:
         self._task: asyncio.Task[None] | None = None
         #: Set while announcements are received.
         self._listening = asyncio.Event()
-        #: Why the last attempt to receive failed; None if it did not.
+        #: Why the last attempt to receive failed, and since when attempts have failed; None if it did not.
         self.failure: Exception | None = None
+        self._failing_since = 0.0
 
     def need(self, is_needed: bool) -> None:
         """Begin to receive, or stop."""
@@ -111,6 +113,17 @@ class Announcements:
             async with asyncio.timeout(seconds):
                 await self._listening.wait()
         return self._listening.is_set()
+
+    def require(self, *, seconds: float) -> None:
+        """Return unless every attempt to receive has failed for so long.
+
+        Raises:
+            BrokerUnavailableError: it has.
+        """
+        if self.failure is not None and time.monotonic() - self._failing_since >= seconds:
+            from nekro.broker.publishing import unavailable
+
+            raise unavailable(self.url, self.failure) from self.failure
 
     async def close(self) -> None:
         """Stop to receive."""
@@ -136,6 +149,7 @@ class Announcements:
     def _end(self, failure: Exception) -> None:
         self._listening.clear()
         if self.failure is None:
+            self._failing_since = time.monotonic()
             logger.bind(error=str(failure)).warning("event_announcements_not_received")
         self.failure = failure
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from nekro_agent import errors
 from nekro_agent.errors import (
@@ -20,10 +20,9 @@ from nekro_agent.errors import (
 
 if TYPE_CHECKING:
     from nekro_client import AsyncClient, Client
-    from nekro_client.models import Message, Page, Turn
+    from nekro_client.models import Page, Turn
 
 __all__ = [
-    "describe_api_message",
     "error_of",
     "failure_of",
     "invalid",
@@ -133,20 +132,6 @@ def newest(page: Callable[[str | None, int], Page[T]], *, limit: int) -> list[T]
         if cursor is None:
             break
     return items[:limit]
-
-
-def describe_api_message(message: Message) -> dict[str, Any]:
-    """Return one message as ``nekro history --json`` prints it."""
-    return {
-        "id": message.id,
-        "at": message.created_at,
-        "kind": message.kind,
-        "sender": message.sender_name or message.sender_id,
-        "text": message.text,
-        "data": message.data,
-        "call_id": message.call_id,
-        "plugin": message.plugin,
-    }
 
 
 def failure_of(turn: Turn) -> LLMError | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -12,12 +12,15 @@ from broker_config.settings import Settings
 from nekro.base.shared_property import shared_property
 from nekro.cli.command import operator
 from nekro.cli.gateway_client import error_of
+from nekro.cli.local_events import chat_events
 from nekro.cli.local_operations import CHAT, OPERATIONS, Operation
 
 if TYPE_CHECKING:
+    from nekro.app.chats.attachments import FileIds
     from nekro.app.services import Services
     from nekro.operations.actor import Actor
     from nekro_client import AsyncClient
+    from nekro_client.models import Event
     from storage.engine import Database
 
 __all__ = ["LocalServices", "local_api", "refusals"]
@@ -56,6 +59,14 @@ class LocalServices:
 
             await follow_database_clock(self.database)
         self._is_checked = True
+
+    @shared_property
+    def file_ids(self) -> FileIds:
+        """Ids of chats' files."""
+        from broker_config.embedded import resolve_signing_key
+        from nekro.app.chats.attachments import FileIds
+
+        return FileIds(resolve_signing_key(self.settings).get_secret_value())
 
     @shared_property
     def _services(self) -> Services:
@@ -129,9 +140,17 @@ class _LocalApi:
             return partial(found, self._actor, *self._bound)
         return partial(_run, found, self._actor, *self._bound)
 
-    def chat(self, key: str) -> _LocalApi:
-        """Return the operations of a chat."""
-        return _LocalApi(self._actor, CHAT, key)
+    def chat(self, key: str) -> _LocalChat:
+        """Return a chat by its key."""
+        return _LocalChat(self._actor, CHAT, key)
+
+
+class _LocalChat(_LocalApi):
+    """Operations of a chat."""
+
+    def events(self, **given: Any) -> aclosing[AsyncGenerator[Event, None]]:
+        """Return the events of the chat, which end with the block of the result; see ``chat_events``."""
+        return aclosing(chat_events(self._actor, *self._bound, **given))
 
 
 async def _run(operation: Operation, actor: Actor, *args: Any, **given: Any) -> Any:

@@ -1,8 +1,8 @@
 """Which operation each method of the client is where there is no gateway.
 
 An operation has the arguments of the client's method; a test compares them. ``Param(alias=…)`` gives an
-argument another name in URLs. Where that does not suffice, an entry names a function of this module, which
-takes the actor and the method's arguments.
+argument another name in URLs. Where that does not suffice, an entry names a function that takes the actor and
+the method's arguments.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from nekro.cli.gateway_client import invalid
+from nekro.cli.local_events import ended_turn, last_event_number
 
 if TYPE_CHECKING:
     from nekro.operations.actor import Actor
@@ -123,7 +124,15 @@ _ACCOUNTS: Final[_Table] = {
     "costs": _of("costs.get_costs"),
 }
 
-_TURNS: Final[_Table] = {}
+_TURNS: Final[_Table] = {
+    "turns": {
+        "list": _of("turn_lists.list_turns"),
+        "get": _of("turns.get_turn"),
+        "call": _of("turns.get_call"),
+        "wait": _of(ended_turn),
+        "cancel": _of("turns.cancel_turn"),
+    },
+}
 
 _CATALOGUE: Final[_Table] = {}
 
@@ -133,4 +142,13 @@ _RUNS: Final[_Table] = {}
 OPERATIONS: Final[_Table] = {**_WORK, **_FLEET, **_ACCOUNTS, **_TURNS, **_CATALOGUE, **_RUNS}
 
 #: Those of a chat, ``client.chat(key)``, which take its key first.
-CHAT: Final[_Table] = {}
+CHAT: Final[_Table] = {
+    "summary": _of("chats.get_chat"),
+    "messages": _of("chats.list_messages"),
+    "turns": _of("turn_lists.list_turns"),
+    "rounds": _of("turns.list_rounds"),
+    "summaries": _of("chats.list_summaries", is_whole=True),
+    "cancel": _of("chats.cancel_chat"),
+    "reset": _of("chats.reset_chat"),
+    "last_event_number": _of(last_event_number),
+}

@@ -136,7 +136,22 @@ COMMANDS: Final = _with_extensions(_COMMANDS)
 ANYWHERE: Final = frozenset({"completion"})
 #: Commands that ask the API (``nekro.cli.api``), here or over a gateway.
 OVER_API: Final = frozenset(
-    {"approvals", "call", "costs", "dead", "doctor", "exec", "jobs", "keys", "timers"}
+    {
+        "approvals",
+        "call",
+        "cancel",
+        "costs",
+        "dead",
+        "doctor",
+        "exec",
+        "history",
+        "jobs",
+        "keys",
+        "reset",
+        "tail",
+        "timers",
+        "trace",
+    }
 )
 
 #: Allocations that trigger a garbage collection in a command; a worker sets its own.

@@ -58,7 +58,8 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         services = Services.load(settings, role=GATEWAY)
-        app.state.services, app.state.hub = services, EventHub(services)
+        app.state.services = services
+        app.state.hub = EventHub(services.settings, services.database, publisher=services.publisher)
         app.state.running = {}
         app.state.stopping, app.state.rates = asyncio.Event(), Rates(services.settings)
         app.state.streams = OpenStreams(settings.gateway)

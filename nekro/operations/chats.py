@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 from urllib.parse import quote
 
-from nekro.app import use_cases
 from nekro.app.chats.attachments import Attachment, FileIds, attachments_of
 from nekro.operations.actor import Actor, Identity, Scope
 from nekro.operations.pages import (
+    MOST_WAIT_SECONDS,
     Cursor,
     Limit,
     Moment,
@@ -40,6 +40,7 @@ from nekro_client.models import (
     Part,
     Reset,
     StoppedRound,
+    Summary,
     TextPart,
 )
 from storage.listings.chats import ChatListing, ListedChat
@@ -57,6 +58,7 @@ __all__ = [
     "get_chat",
     "list_chats",
     "list_messages",
+    "list_summaries",
     "message_answer",
     "readable_chats",
     "require_chat",
@@ -188,11 +190,26 @@ async def list_messages(
     )
 
 
+async def list_summaries(actor: Actor, chat_key: str) -> Page[Summary]:
+    """List the kept summaries of a chat, the newest first.
+
+    Prompts show the newest one in the place of the messages that it covers.
+    """
+    actor.identity.require(Scope.READ, chat_key=chat_key)
+    async with actor.services.database.read() as transaction:
+        await require_chat(transaction, chat_key)
+        rows = await transaction.summaries.versions(chat_key)
+    return Page(items=[Summary(**vars(row) | {"group": row.group_name}) for row in rows], next_cursor=None)
+
+
 async def reset_chat(actor: Actor, chat_key: str) -> Reset:
     """Stop the rounds of a chat, begin a new conversation, and run the plugins' reset hooks."""
     actor.identity.require(Scope.POST, chat_key=chat_key)
 
     async def work() -> Reset:
+        # Imported here: it imports what sends calls, and lists need none of it.
+        from nekro.app import use_cases
+
         return _stopped(await use_cases.reset_chat(actor.services, chat_key))
 
     return await actor.once.run(Reset, work)
@@ -201,7 +218,9 @@ async def reset_chat(actor: Actor, chat_key: str) -> Reset:
 async def cancel_chat(
     actor: Actor,
     chat_key: str,
-    wait: Annotated[float, Param(ge=0, le=60, description="seconds until it has stopped")] = 10,
+    wait: Annotated[
+        float, Param(ge=0, le=MOST_WAIT_SECONDS, description="seconds until it has stopped")
+    ] = 10,
 ) -> Reset:
     """Cancel the waiting rounds of a chat and stop its running one."""
     actor.identity.require(Scope.POST, chat_key=chat_key)

@@ -1,4 +1,4 @@
-"""Parameters of lists, cursors and pages."""
+"""Parameters of lists and waits, cursors and pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Annotated, TypeVar
+from typing import Annotated, Final, TypeVar
 
 from pydantic import AfterValidator, AwareDatetime
 
@@ -15,6 +15,7 @@ from nekro.operations.actor import RefusedError
 from nekro_client.models import Page
 
 __all__ = [
+    "MOST_WAIT_SECONDS",
     "Beginning",
     "Cursor",
     "Limit",
@@ -32,6 +33,8 @@ __all__ = [
 
 R = TypeVar("R")
 T = TypeVar("T")
+#: Longest wait for the end of a turn or of rounds in one request.
+MOST_WAIT_SECONDS: Final = 300
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from datetime import datetime
 from typing import Final, TypeVar
 
 from nekro.operations.actor import Actor, Scope
@@ -38,31 +38,47 @@ Number = TypeVar("Number", int, float)
 
 async def list_turns(
     actor: Actor,
-    wanted: TurnFilter,
+    chat_key: str | None = None,
     *,
     state: TurnState | None = None,
-    limit: int,
-    cursor: str | None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    model: str | None = None,
+    plugin: str | None = None,
+    min_cost: float | None = None,
+    beginning: str = "",
+    limit: int = 50,
+    cursor: str | None = None,
 ) -> Page[TurnSummary]:
     """List the turns of a chat, or of all chats that the actor has, the newest first.
 
     Args:
-        wanted: its ``prefix`` is replaced by the one of the actor's chats.
         state: only turns in this state; a page may then have fewer turns than ``limit``, and a next one.
+        since, until, model, plugin, min_cost, beginning: as in ``TurnFilter``.
 
     Raises:
         RefusedError: 403, 404, the key may not; 422, the cursor is none of this list.
         NotFoundError: there is no such chat.
     """
     identity = actor.identity
-    identity.require(Scope.READ, chat_key=wanted.chat_key)
-    is_of_all = identity.is_of_all_chats or wanted.chat_key is not None
+    identity.require(Scope.READ, chat_key=chat_key)
+    is_of_all = identity.is_of_all_chats or chat_key is not None
+    wanted = TurnFilter(
+        chat_key=chat_key,
+        prefix="" if is_of_all else identity.chat_prefix,
+        since=since,
+        until=until,
+        min_cost=min_cost,
+        model=model,
+        plugin=plugin,
+        beginning=beginning,
+    )
     async with actor.services.database.read() as transaction:
-        if wanted.chat_key is not None:
-            await require_chat(transaction, wanted.chat_key)
+        if chat_key is not None:
+            await require_chat(transaction, chat_key)
         found, at = await _read_turns(
             transaction,
-            wanted if is_of_all else replace(wanted, prefix=identity.chat_prefix),
+            wanted,
             limit=limit,
             after=None if cursor is None else _position(cursor),
             state=state,

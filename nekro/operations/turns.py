@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from broker_config.settings import Settings
-from nekro.app.chats.attachments import FileIds
 from nekro.app.chats.writer import trace_of
 from nekro.app.rounds.runs import listed_calls
 from nekro.broker.tracing import recorded_trace_id
 from nekro.operations.actor import Actor, Scope
 from nekro.operations.chats import message_answer, require_chat
-from nekro.operations.pages import Cursor, Limit, Param, number_of, page_of
+from nekro.operations.pages import Cursor, Limit, number_of, page_of
 from nekro.operations.turn_states import RoundEvents, TurnEnd, awaited, by_round, turn_cause
 from nekro.operations.work import job_answer
 from nekro.sandbox.models import StopType
@@ -30,8 +28,10 @@ from storage.repositories.rounds import Round
 from storage.states import TriggerKind
 from storage.transaction import Transaction
 
+if TYPE_CHECKING:
+    from nekro.app.services import Services
+
 __all__ = [
-    "TurnSource",
     "cancel_turn",
     "first_round",
     "get_call",
@@ -55,34 +55,14 @@ _NO_CONTENT: Final[dict[str, Any]] = {
 }
 
 
-class TurnSource(Protocol):
-    """Where turns are read: the services of a gateway, or the database of a command."""
-
-    @property
-    def database(self) -> Database: ...
-    @property
-    def file_ids(self) -> FileIds: ...
-
-    @property
-    def settings(self) -> Settings: ...
-
-
 async def get_turn(
-    actor: Actor,
-    turn_id: str,
-    values: Annotated[
-        bool, Param(description="Whether calls have their arguments and results; they may be large.")
-    ] = True,
-    prompts: Annotated[
-        bool,
-        Param(description="Whether rounds have what was sent to the model, if it is kept; needs `admin`."),
-    ] = False,
+    actor: Actor, turn_id: str, *, with_values: bool = True, with_prompts: bool = False
 ) -> models.Turn:
     """Return a turn: rounds with requests, code, output and calls; messages; jobs."""
     await first_round(actor, turn_id, Scope.READ)
-    if prompts:
+    if with_prompts:
         actor.identity.require(Scope.ADMIN)
-    return await read_turn(actor.services, turn_id, with_values=values, with_prompts=prompts)
+    return await read_turn(actor.services, turn_id, with_values=with_values, with_prompts=with_prompts)
 
 
 async def cancel_turn(actor: Actor, turn_id: str) -> models.Turn:
@@ -124,7 +104,7 @@ async def first_round(actor: Actor, turn_id: str, scope: Scope) -> Round:
 
 
 async def read_turn(
-    services: TurnSource, turn_id: str, *, with_values: bool = True, with_prompts: bool = False
+    services: Services, turn_id: str, *, with_values: bool = True, with_prompts: bool = False
 ) -> models.Turn:
     """Return a turn with everything that is recorded of it.
 

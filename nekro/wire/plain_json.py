@@ -8,11 +8,14 @@ are passed to ``json``, so that the result is the same as with ``json``.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic_core import from_json, to_json
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
-__all__ = ["dump", "load"]
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+__all__ = ["dump", "json_text", "load"]
 
 
 def dump(value: Any) -> bytes:
@@ -37,3 +40,11 @@ def load(text: bytes | str) -> Any:
         return from_json(text)
     except ValueError:
         return json.loads(text)
+
+
+def json_text(model: BaseModel) -> str:
+    """Return the JSON of a model; lone surrogates, which UTF-8 cannot encode, become JSON's escapes."""
+    try:
+        return model.model_dump_json()
+    except PydanticSerializationError:
+        return json.dumps(model.model_dump(mode="json"))

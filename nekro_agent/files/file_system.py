@@ -12,10 +12,9 @@ import urllib.parse
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from nekro_agent import layout, runtime
-from nekro_agent.downloads.download import Download, fetch
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import staging
 from nekro_agent.files.areas import (
@@ -32,6 +31,9 @@ from nekro_agent.files.names import HEAD_BYTES, suffix_of
 from nekro_agent.files.uploads import UploadArea
 from nekro_agent.tools.path_convertor import PathLocation, convert_to_host_path, is_url_path, locate
 from nekro_agent.tools.task_groups import in_thread
+
+if TYPE_CHECKING:
+    from nekro_agent.downloads.download import Download
 
 __all__ = ["FileSystem", "decode_data_url", "is_data_url"]
 
@@ -177,6 +179,9 @@ class FileSystem:
         return f"{layout.SANDBOX_UPLOADS}/{target}"
 
     async def _download(self, url: str, name: str) -> str:
+        # Imported here: it imports httpcore, and most processes download nothing.
+        from nekro_agent.downloads.download import fetch
+
         area = UploadArea(self.upload_path)
         unnamed = area.new_download()
         try:

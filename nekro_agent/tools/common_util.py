@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from nekro_agent import runtime
-from nekro_agent.downloads.download import fetch
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import staging
 from nekro_agent.files.areas import copy_in, safe_basename, shared_place
@@ -55,6 +54,9 @@ async def download_file(
         InvalidValueError: neither ``file_path`` nor ``from_chat_key`` is given.
         DownloadError: every attempt failed.
     """
+    # Imported here: it imports httpcore, and most processes download nothing.
+    from nekro_agent.downloads.download import fetch
+
     target: str | Path
     if file_path is not None:
         target = file_path

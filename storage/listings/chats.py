@@ -227,12 +227,6 @@ _COLUMNS: Final = columns_of(ROUNDS, ListedRound)
 class TurnListing(Repository):
     """Reads turns for lists."""
 
-    async def with_prefix(self, beginning: str, *, limit: int) -> list[str]:
-        """List ids of turns that begin with a text, in the order of ids."""
-        is_found = ROUNDS.c.id.startswith(beginning, autoescape=True) & (ROUNDS.c.id == ROUNDS.c.turn_id)
-        statement = select(ROUNDS.c.id).where(is_found).order_by(ROUNDS.c.id).limit(limit)
-        return (await self._rows(statement)).scalars()
-
     async def rounds(self, turn_ids: Collection[str]) -> list[ListedRound]:
         """List the rounds of turns, in order."""
         statement = select(*_COLUMNS).where(ROUNDS.c.turn_id.in_(turn_ids)).order_by(ROUNDS.c.sequence)

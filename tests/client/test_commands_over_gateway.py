@@ -30,7 +30,10 @@ from nekro.cli.main import ANYWHERE, COMMANDS, OVER_API
 from nekro.cli.running import ExitCode
 from nekro.wire.invocation import Invocation, Signer, new_id
 from nekro.wire.values import encode_arguments
+from nekro_agent.shared_clock import shared_time
 from nekro_client import AsyncClient, Client, ConflictError
+from storage.engine import Database
+from storage.repositories.chats import NewSummary
 
 pytestmark = pytest.mark.extended
 
@@ -84,6 +87,11 @@ def test_call_prints_the_value(nekro: Command) -> None:
         (("call", "nothing"), ExitCode.METHOD, "MethodNotFoundError"),
         (("call", "add"), ExitCode.METHOD, "ArgumentError"),
         (("history", "unknown"), ExitCode.STORAGE, "NotFoundError"),
+        (("history", "unknown", "--summary"), ExitCode.STORAGE, "NotFoundError"),
+        (("trace", "none"), ExitCode.STORAGE, "NotFoundError"),
+        (("trace", "0" * 32), ExitCode.STORAGE, "NotFoundError"),
+        (("trace", ""), ExitCode.USAGE, "UsageError"),
+        (("cancel", "unknown"), ExitCode.STORAGE, "NotFoundError"),
         (("jobs", "show", "none"), ExitCode.STORAGE, "NotFoundError"),
         (("timers", "pause", "none"), ExitCode.STORAGE, "NotFoundError"),
         (("dead", "show", "none"), ExitCode.STORAGE, "NotFoundError"),
@@ -286,22 +294,60 @@ def test_the_history_is_the_same_with_its_rounds(beside: Command, over_gateway: 
     assert [call["method"].rpartition(".")[2] for call in first["calls"]] == ["say", "add", "fail", "ask"]
     assert (first["user"], first["stop_type"], first["turn"]) == ("ada", "AGENT", second["turn"])
     assert first["prompt_chars"] and first["answered_at"] and second["observation"] == "finish now"
+    assert same(beside, over_gateway, "history", "story", "--summary") == []
+    assert same(beside, over_gateway, "history", "story", "--all") == told["messages"]
     newest = same(beside, over_gateway, "history", "story", "--trace", "--limit", "1")
     assert newest["rounds"] == told["rounds"][-1:]
+
+
+def test_summaries_are_the_same(beside: Command, over_gateway: Command, fleet: Fleet) -> None:
+    assert beside("send", "summed", "hello", "--overheard")[0] == 0
+    asyncio.run(_summarise(fleet, "summed"))
+    newest, first = same(beside, over_gateway, "history", "summed", "--summary")
+    assert (newest["version"], newest["group"], newest["cost"]) == (2, "small", 0.5)
+    assert (first["version"], first["text"], first["prompt_tokens"]) == (1, "part 1", None)
+    here, there = (nekro("history", "summed", "--summary") for nekro in (beside, over_gateway))
+    assert here == there and here[1].startswith("version 2, ") and "part 2" in here[1]
+
+
+async def _summarise(fleet: Fleet, chat_key: str) -> None:
+    async with Database(fleet.settings.database, fleet.settings.data_dir) as database:
+        for version in (1, 2):
+            async with database.begin() as transaction:
+                chat = await transaction.chats.get(chat_key)
+                now = shared_time()
+                new = NewSummary(
+                    chat_key=chat_key,
+                    version=version,
+                    up_to=version,
+                    oldest_at=now,
+                    newest_at=now,
+                    text=f"part {version}",
+                    group_name="small",
+                    model="m",
+                    prompt_tokens=None,
+                    answer_tokens=3,
+                    tokens_estimated=False,
+                    cost=0.5,
+                )
+                assert await transaction.summaries.add(
+                    new, history_revision=chat.history_revision, reset_at=chat.reset_at
+                )
 
 
 def test_a_turn_is_traced(beside: Command, over_gateway: Command) -> None:
     assert over_gateway("send", "traced", "trace all", "--user-id", "ada", "--wait")[0] == 0
     turn_id = same(beside, over_gateway, "history", "traced", "--trace")["rounds"][0]["turn"]
     turn = same(beside, over_gateway, "trace", turn_id)
+    assert same(beside, over_gateway, "trace", turn_id[:12], "--prompts") == turn
     assert (turn["id"], turn["state"]) == (turn_id, "done")
     assert [call["line"] for call in turn["rounds"][0]["calls"]] == sorted(
         call["line"] for call in turn["rounds"][0]["calls"]
     )
-    for nekro, given in ((beside, turn_id[:12]), (over_gateway, turn_id)):
-        code, out, err = nekro("trace", given)
+    for nekro in (beside, over_gateway):
+        code, out, err = nekro("trace", turn_id[:12])
         assert code == 0, err
-        assert nekro("trace", given, "--follow")[1] == out
+        assert nekro("trace", turn_id, "--follow")[1] == out
         lines = out.split("\n")
         assert lines[0].startswith(f"turn {turn_id}  chat traced  caused by message ")
         assert any(line.strip().startswith("1 | ") for line in lines), "code has line numbers"
@@ -309,10 +355,6 @@ def test_a_turn_is_traced(beside: Command, over_gateway: Command) -> None:
         assert "failed  took " in failed
         assert any(".say  line" in line and "  waited " in line and "  ran " in line for line in lines)
         assert any(line.startswith("done after ") and "2 rounds" in line for line in lines), out
-    for nekro in (beside, over_gateway):
-        code, out, _ = nekro("trace", "nothing", "--json")
-        assert code != 0 and json.loads(out)["error"]["type"] == "NotFoundError"
-    assert beside("trace", "")[0] != 0
 
 
 def test_the_client_lists_transient_chats_if_it_asks_for_them(
@@ -389,7 +431,12 @@ def test_a_running_turn_is_cancelled(nekro: Command, request: pytest.FixtureRequ
     report = json.loads(out)
     assert sorted(report) == ["cancelled", "still_running", "stopped"]
     assert len(report["cancelled"]) + len(report["stopped"]) == 1
-    assert nekro("reset", chat)[0] == 0
+    code, out, _ = nekro("cancel", chat, "--json")
+    assert (code, json.loads(out)) == (0, {"cancelled": [], "stopped": [], "still_running": []})
+    code, out, err = nekro("reset", chat)
+    assert (code, out) == (0, "") and err.endswith(f"chat {chat} was reset\n")
+    assert nekro("history", chat, "--json")[:2] == (0, "[]\n")
+    assert len(json.loads(nekro("history", chat, "--all", "--json")[1])) == 1
 
 
 def test_files_go_both_ways(nekro: Command, tmp_path: Path, request: pytest.FixtureRequest) -> None:

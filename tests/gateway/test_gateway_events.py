@@ -54,7 +54,7 @@ async def chat(services: Services) -> str:
 
 @pytest.fixture
 async def hub(services: Services) -> AsyncIterator[EventHub]:
-    hub = EventHub(services)
+    hub = EventHub(services.settings, services.database, publisher=services.publisher)
     hub.start()
     yield hub
     await hub.close()
@@ -190,7 +190,7 @@ async def test_the_first_reader_gets_what_came_before_its_subscription(
 ) -> None:
     """A turn in words may be over before the subscription of the only reader is there."""
     monkeypatch.setattr(hubs, "FRESH_SECONDS", 3600)  # the check that would find the event all the same
-    hub = EventHub(services)
+    hub = EventHub(services.settings, services.database, publisher=services.publisher)
     hub.start()
     may_subscribe, subscription = asyncio.Event(), hub._announcements._subscription
     listen = subscription.listen
@@ -337,7 +337,7 @@ async def test_an_mcp_client_that_hears_of_lost_events_also_hears_of_those_after
 
 
 async def test_the_end_of_the_hub_ends_its_streams(services: Services, chat: str) -> None:
-    hub = EventHub(services)
+    hub = EventHub(services.settings, services.database, publisher=services.publisher)
     hub.start()
     reading = asyncio.ensure_future(anext(hub.stream(chat), None))
     await eventually(lambda: hub.readers == 1, what="the reader")

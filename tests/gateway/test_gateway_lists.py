@@ -297,6 +297,22 @@ async def test_turns_of_one_state_are_listed_by_pages(
     assert wrong.status_code == 422
 
 
+async def test_turns_are_found_by_the_beginning_of_their_ids(
+    http: httpx.AsyncClient, services: Services
+) -> None:
+    ids = [(await begin(services, chat_key)).id for chat_key in ("a", "a", "b")]
+
+    async def found(beginning: str, path: str = "/turns", **headers: str) -> list[str]:
+        answer = await http.get(f"/api/v1{path}", params={"id": beginning}, headers=headers)
+        return [item["id"] for item in answer.json()["items"]]
+
+    assert await found("") == ids[::-1] and await found("%") == await found("_") == []
+    for turn_id in ids:
+        assert await found(turn_id[:20]) == await found(turn_id) == [turn_id]
+    assert await found(ids[0], "/chats/a/turns") == [ids[0]] and await found(ids[2], "/chats/a/turns") == []
+    assert await found(ids[0], **await key_of(services, Scope.READ, chats="b")) == []
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -27,7 +27,6 @@ from nekro_client.event_types import EventType
 from storage.accounts.keys import NewKey
 from storage.accounts.spendings import ScopeKey, Total
 from storage.accounts.stored_bytes import ROW_BYTES
-from storage.listings.chats import TurnFilter
 from storage.states import BudgetScope
 
 OpenBench = Callable[..., Awaitable[Bench]]
@@ -331,7 +330,7 @@ async def test_an_answer_without_reported_tokens_is_marked_wherever_tokens_are_s
         sums = await tx.spending_reports.sums("chat", since=None, until=None, after=None, limit=9)
         budgets = await read_budgets(tx, bench.settings.budgets, day=day_of(datetime.now(UTC)))
     local = Actor(services=bench.services, identity=LOCAL)
-    turns = await list_turns(local, TurnFilter(), limit=9, cursor=None)
+    turns = await list_turns(local, limit=9)
     assert {one.key: one.estimated_requests for one in sums} == {"chat": 1, "other": 0}
     marked = {(one.id, one.measure): one.estimated_requests for one in budgets if one.id}
     assert marked == {

@@ -16,9 +16,11 @@ from broker_config.app import create_app
 from broker_config.settings import DatabaseSettings, Settings
 from broker_config.topology import AGENT_EVENTS, publish_round_requested
 from nekro.broker.announcements import Announcements, Announcer
-from nekro.cli.commands.tail import chat_events
+from nekro.cli.api import open_api
+from nekro.cli.command import Deps
 from nekro.cli.environment import environment_of
 from nekro.cli.main import main
+from nekro.cli.output import Output
 from nekro_agent.errors import BrokerUnavailableError
 from storage.engine import Database
 from storage.repositories.chats import TurnVariables
@@ -190,10 +192,36 @@ async def test_announcements_are_received_again_after_redis_was_killed(
         announcer.close()
 
 
-async def test_an_unreachable_broker_is_named(make_settings: Callable[..., Settings]) -> None:
-    settings = make_settings(broker={"url": "redis://127.0.0.1:1/0"})
+async def test_an_unreachable_broker_is_named(
+    make_settings: Callable[..., Settings], migrated_copy: Callable[[str], DatabaseSettings]
+) -> None:
+    database = migrated_copy("sqlite").model_dump()
+    settings = make_settings(broker={"url": "redis://127.0.0.1:1/0"}, database=database)
+    deps = Deps(output=Output(), data_dir=None, load_settings=lambda: settings)
     with pytest.raises(BrokerUnavailableError, match=r"127\.0\.0\.1:1"):
-        await anext(chat_events(settings, Database(settings.database, settings.data_dir), CHAT))
+        async with open_api(deps) as api, api.chat(CHAT).events() as events:
+            await anext(events)
+
+
+async def test_a_reader_gives_up_when_the_broker_has_been_out_of_reach(
+    make_settings: Callable[..., Settings],
+    migrated_copy: Callable[[str], DatabaseSettings],
+    own_redis: Any,
+) -> None:
+    settings = make_settings(broker={"url": own_redis.url}, database=migrated_copy("sqlite").model_dump())
+    deps = Deps(output=Output(), data_dir=None, load_settings=lambda: settings)
+    announcer = Announcer(settings)
+    async with open_api(deps) as api, api.chat(CHAT).events(after=0, give_up_seconds=0) as events:
+        coming = asyncio.ensure_future(anext(events))
+        with redis.Redis.from_url(own_redis.url) as client:
+            channel = f"{settings.broker.key_prefix}events"
+            await eventually(lambda: client.pubsub_numsub(channel)[0][1] == 1, what="the subscription")
+        announcer.live(CHAT, {"type": "output.chunk", "data": {"text": "one", "offset": 0}})
+        assert (await coming).data["text"] == "one"
+        own_redis.kill()
+        with pytest.raises(BrokerUnavailableError):
+            await anext(events)
+    announcer.close()
 
 
 def test_tail_reports_that_nothing_runs(

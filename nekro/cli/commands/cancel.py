@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from broker_config.settings import Settings
+from nekro.cli.api import open_api
 from nekro.cli.command import Deps, arg, chat_key, json_flag, positive_number
-from nekro.cli.gateway_client import open_client
 from nekro.cli.output import PartialError
 from nekro.cli.running import run_async
-from nekro.cli.services.database import open_writers
 from nekro_agent.errors import ServiceError
 
 if TYPE_CHECKING:
@@ -21,7 +19,6 @@ __all__ = [
     "EPILOG",
     "Args",
     "run",
-    "run_over_gateway",
     "show",
 ]
 
@@ -49,15 +46,24 @@ class Args:
         metavar="S",
         type=positive_number,
         default=10.0,
-        help="how long to wait until the running round has stopped (default: %(default)g)",
+        help="how long to wait until the running round has stopped, at most 300 (default: %(default)g)",
     )
     json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:
     """Stop the chat's rounds."""
-    show(run_async(_cancel(args, deps.load_settings())).model_dump(), args, deps)
+    from nekro.operations.pages import MOST_WAIT_SECONDS
+
+    args = replace(args, seconds=min(args.seconds, MOST_WAIT_SECONDS))
+    show(run_async(_cancel(args, deps)).model_dump(), args, deps)
     return 0
+
+
+async def _cancel(args: Args, deps: Deps) -> Reset:
+    # The request is a row, which the worker that runs the round reads; it needs no running system.
+    async with open_api(deps) as api:
+        return await api.chat(args.chat_key).cancel(wait=args.seconds)
 
 
 def show(described: Mapping[str, Sequence[Mapping[str, Any]]], args: Args, deps: Deps) -> None:
@@ -85,21 +91,3 @@ def _show_cancelled(described: Mapping[str, Sequence[Mapping[str, Any]]], args: 
         deps.output.words(f"stopped {len(stopped)} running, cancelled {len(cancelled)} waiting")
     elif not described["still_running"]:
         deps.output.words(f"no round waits or runs in chat {args.chat_key}")
-
-
-async def _cancel(args: Args, settings: Settings) -> Reset:
-    from nekro.operations.actor import LOCAL, Actor
-    from nekro.operations.chats import cancel_chat
-
-    # No services are started: the request is a row, which the worker that runs the round reads.
-    async with open_writers(settings) as services:
-        actor = Actor(services=services, identity=LOCAL)
-        return await cancel_chat(actor, args.chat_key, wait=args.seconds)
-
-
-def run_over_gateway(args: Args, deps: Deps) -> int:
-    """Stop the chat's rounds."""
-    with open_client() as client:
-        stopped = client.chat(args.chat_key).cancel(wait=args.seconds)
-    show(stopped.model_dump(), args, deps)
-    return 0

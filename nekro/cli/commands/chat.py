@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from nekro.base.tasks import end_tasks
 from nekro.cli.command import Deps, arg, chat_key_option
 from nekro.cli.commands.files import download, find_file, save
 from nekro.cli.commands.send import DEFAULT_USER
-from nekro.cli.commands.tail import chat_events
 from nekro.cli.gateway_client import failure_of, open_client
+from nekro.cli.local_events import chat_events
 from nekro.cli.services.system import ROUND_LANES, System, open_services
 from nekro.cli.views.conversation import BackgroundContext, Conversation, LineReader, opened_in_background
 from nekro.cli.views.turns import is_quiet, last_sequence, messages_after, require_model, require_success
@@ -182,21 +182,20 @@ class _Local(Conversation["Attachment"]):
 
     async def _show_live(self) -> None:
         """Show what the model writes, until it is cancelled."""
-        services = self._services
-        with suppress(BrokerUnavailableError):  # the messages follow
-            async with aclosing(chat_events(services.settings, services.database, self._chat_key)) as batches:
-                async for batch in batches:
-                    async with self._showing:
-                        await asyncio.to_thread(self._show_batch, batch)
+        from nekro.operations.actor import LOCAL, Actor
 
-    def _show_batch(self, batch: Sequence[Mapping[str, Any]]) -> None:
-        for event in batch:
-            if event["type"] == EventType.MESSAGE_DELTA:
-                self._show_words(event.get("round_id"), event["data"])
-            elif event["type"] == EventType.MESSAGE_WITHDRAWN:
-                self._end_words(event.get("round_id"), begins=False)
-            elif event["type"] == EventType.ROUND_STARTED and event["data"].get("attempt", 1) > 1:
-                self._end_words(event.get("round_id"), begins=True)
+        actor = Actor(services=self._services, identity=LOCAL)
+        with suppress(BrokerUnavailableError):  # the messages follow
+            async with aclosing(chat_events(actor, self._chat_key)) as events:
+                async for event in events:
+                    async with self._showing:
+                        await asyncio.to_thread(self._show_event, event)
+
+    def _show_event(self, event: Event) -> None:
+        if event.type == EventType.MESSAGE_DELTA:
+            self._show_words(event.round_id, event.data)
+        elif event.type == EventType.MESSAGE_WITHDRAWN or is_restart(event):
+            self._end_words(event.round_id, begins=is_restart(event))
 
 
 def run_over_gateway(args: Args, deps: Deps) -> int:

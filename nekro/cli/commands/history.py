@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from broker_config.settings import Settings
+from nekro.cli.api import all_of, open_api
 from nekro.cli.command import Deps, arg, chat_key, json_flag, positive_int
-from nekro.cli.gateway_client import describe_api_message, newest, open_client
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
-from nekro.cli.services.database import open_database
 from nekro.cli.views.round_text import describe_round, round_lines
-from nekro.cli.views.turns import newest_messages
-from nekro_agent.errors import NotFoundError, UsageError
 from nekro_agent.tools.visible_text import visible_lines
 
 if TYPE_CHECKING:
-    from nekro_client.models import Round
-    from storage.repositories.chats import Summary
-    from storage.repositories.messages import Message
+    from nekro_client.models import Message, Summary
 
 __all__ = [
     "EPILOG",
     "Args",
     "describe_message",
-    "describe_summary",
     "run",
-    "run_over_gateway",
     "show",
+    "show_summaries",
 ]
 
 
@@ -75,44 +68,38 @@ class Args:
 
 def run(args: Args, deps: Deps) -> int:
     """Print the chat."""
-    if args.summary:
-        return _show_summary(args, deps)
-    messages, rounds = run_async(_read(args, deps.load_settings()))
-    listed = [describe_message(message) for message in messages]
-    show(listed, [describe_round(entry) for entry in rounds], args, deps)
+    run_async(_run(args, deps))
     return 0
 
 
-def _show_summary(args: Args, deps: Deps) -> int:
-    versions = run_async(_read_summaries(args.chat_key, deps.load_settings()))
+async def _run(args: Args, deps: Deps) -> None:
+    async with open_api(deps) as api:
+        chat = api.chat(args.chat_key)
+        if args.summary:
+            show_summaries(await chat.summaries(), args, deps)
+            return
+        messages = await all_of(partial(chat.messages, with_past=args.all), limit=args.limit)
+        rounds = await all_of(chat.rounds, limit=args.limit) if args.trace else []
+    told = [describe_message(message) for message in reversed(messages)]
+    show(told, [describe_round(entry) for entry in reversed(rounds)], args, deps)
+
+
+def show_summaries(versions: Sequence[Summary], args: Args, deps: Deps) -> None:
+    """Print the newest summary; ``--json`` prints all."""
     if args.json:
-        deps.output.json([describe_summary(version) for version in versions])
-        return 0
+        deps.output.json([version.model_dump() for version in versions])
+        return
     if not versions:
         deps.output.report(f"chat {args.chat_key} has no summary")
-        return 0
+        return
     newest = versions[0]
     estimated = " (estimated)" if newest.tokens_estimated else ""
     deps.output.report(
         f"version {newest.version}, {newest.created_at:%Y-%m-%d %H:%M:%S}, of messages up to "
-        f"{newest.newest_at:%Y-%m-%d %H:%M:%S}, by {one_line(newest.model)} (group {newest.group_name}), "
+        f"{newest.newest_at:%Y-%m-%d %H:%M:%S}, by {one_line(newest.model)} (group {newest.group}), "
         f"{newest.prompt_tokens or 0} + {newest.answer_tokens or 0} tokens{estimated}, cost {newest.cost:.6g}"
     )
     deps.output.report("\n    ".join(["", *visible_lines(newest.text)]).lstrip("\n"))
-    return 0
-
-
-async def _read_summaries(chat_key: str, settings: Settings) -> list[Summary]:
-    async with open_database(settings) as database, database.read() as transaction:
-        await transaction.chats.get(chat_key)
-        return await transaction.summaries.versions(chat_key)
-
-
-def describe_summary(summary: Summary) -> dict[str, Any]:
-    """Return one summary as ``--json`` prints it."""
-    shown = dataclasses.asdict(summary)
-    shown["group"] = shown.pop("group_name")
-    return shown
 
 
 def show(
@@ -131,32 +118,17 @@ def show(
             deps.output.report(line)
 
 
-async def _read(args: Args, settings: Settings) -> tuple[list[Message], list[Round]]:
-    from nekro.operations.turns import read_rounds
-    from storage.repositories.chats import ChatRepository
-
-    async with open_database(settings) as database:
-        async with database.read() as transaction:
-            if await ChatRepository(transaction.connection).find(args.chat_key) is None:
-                raise NotFoundError(f"there is no chat {args.chat_key!r}; `nekro send` creates one")
-        messages = await newest_messages(database, args.chat_key, limit=args.limit, with_past=args.all)
-        found = (
-            await read_rounds(database, args.chat_key, limit=args.limit, before=None) if args.trace else []
-        )
-    return messages, [entry for _, entry in reversed(found)]
-
-
 def describe_message(message: Message) -> dict[str, Any]:
     """Return one message as ``--json`` prints it."""
     return {
         "id": message.id,
         "at": message.created_at,
-        "kind": message.kind.value,
+        "kind": message.kind,
         "sender": message.sender_name or message.sender_id,
         "text": message.text,
         "data": message.data,
         "call_id": message.call_id,
-        "plugin": message.plugin_key,
+        "plugin": message.plugin,
     }
 
 
@@ -167,27 +139,3 @@ def _text(message: Mapping[str, Any]) -> str:
 
     lines += [one_line(f"[{file.kind} {file.path}]") for file in attachments_of(message["data"])]
     return "\n    ".join(lines)
-
-
-def run_over_gateway(args: Args, deps: Deps) -> int:
-    """Print the chat.
-
-    Raises:
-        UsageError: the summary is asked for, which is in the database only.
-    """
-    if args.summary:
-        raise UsageError("`--summary` reads the database; unset NEKRO_URL, and run it on a host of the fleet")
-    with open_client() as client:
-        chat = client.chat(args.chat_key)
-        messages = newest(
-            lambda cursor, limit: chat.messages(cursor=cursor, limit=limit, with_past=args.all),
-            limit=args.limit,
-        )
-        rounds = (
-            newest(lambda cursor, limit: chat.rounds(cursor=cursor, limit=limit), limit=args.limit)
-            if args.trace
-            else []
-        )
-    shown = [describe_api_message(message) for message in reversed(messages)]
-    show(shown, [describe_round(entry) for entry in reversed(rounds)], args, deps)
-    return 0

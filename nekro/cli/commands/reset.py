@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from nekro.cli.api import SystemNeed, open_api
 from nekro.cli.command import Deps, arg, chat_key
-from nekro.cli.gateway_client import open_client
 from nekro.cli.running import run_async
-from nekro.cli.services.system import CALL_LANES, open_services
+from nekro.cli.services.system import CALL_LANES
 
 __all__ = [
     "EPILOG",
     "Args",
     "run",
-    "run_over_gateway",
 ]
 
 
@@ -37,24 +36,12 @@ class Args:
 
 def run(args: Args, deps: Deps) -> int:
     """Reset the chat."""
-    settings = deps.load_settings()
-
-    async def work() -> int:
-        from nekro.app import use_cases
-
-        async with open_services(
-            settings, command="reset", lanes=CALL_LANES, output=deps.output, needs_workers=False
-        ) as (_, services):
-            await use_cases.reset_chat(services, args.chat_key)
-        deps.output.words(f"chat {args.chat_key} was reset")
-        return 0
-
-    return run_async(work())
-
-
-def run_over_gateway(args: Args, deps: Deps) -> int:
-    """Reset the chat."""
-    with open_client() as client:
-        client.chat(args.chat_key).reset()
+    run_async(_reset(args, deps))
     deps.output.words(f"chat {args.chat_key} was reset")
     return 0
+
+
+async def _reset(args: Args, deps: Deps) -> None:
+    # The reset hooks of plugins run on workers.
+    async with open_api(deps, system=SystemNeed(command="reset", lanes=CALL_LANES)) as api:
+        await api.chat(args.chat_key).reset()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nekro.cli.command import Deps, arg, chat_key, json_flag
 from nekro.cli.commands.history import describe_message
-from nekro.cli.gateway_client import describe_api_message, failure_of, open_client
+from nekro.cli.gateway_client import failure_of, open_client
 from nekro.cli.output import PartialError, one_line
 from nekro.cli.running import run_async
 from nekro.cli.services.system import ROUND_LANES, open_services
@@ -110,6 +110,7 @@ def run(args: Args, deps: Deps) -> int:
 
     async def work() -> int:
         from nekro.app import use_cases
+        from nekro.operations.chats import message_answer
 
         async with open_services(
             settings,
@@ -143,7 +144,7 @@ def run(args: Args, deps: Deps) -> int:
             news = await messages_after(services.database, args.chat_key, sequence=before)
             failure = await _failure(services.database, message_id) if waits else None
         answers = [message for message in news if waits and message.kind is MessageKind.ASSISTANT]
-        shown = [describe_message(answer) for answer in answers]
+        shown = [describe_message(message_answer(answer, services.file_ids)) for answer in answers]
         described = {"id": message_id, "answers": shown}
         if args.json and failure is None:
             deps.output.json(described)
@@ -206,7 +207,7 @@ def run_over_gateway(args: Args, deps: Deps) -> int:
             raise UsageError(f"a plugin's hook blocks messages of {args.user_id}; nothing was recorded")
         turn = client.turns.wait(posted.turn_id) if args.wait and posted.turn_id else None
     answers = [message for message in turn.messages if message.kind == "assistant"] if turn else []
-    shown = [describe_api_message(answer) for answer in answers]
+    shown = [describe_message(answer) for answer in answers]
     described = {"id": posted.message.id, "answers": shown}
     failure = None if turn is None else failure_of(turn)
     if args.json and failure is None:

@@ -9,23 +9,19 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from broker_config.settings import Settings
 from nekro.base.tasks import end_tasks
-from nekro.cli.command import Deps, arg, chosen_id, not_blank
-from nekro.cli.commands.tail import chat_events
-from nekro.cli.gateway_client import open_client
+from nekro.cli.api import find, open_api
+from nekro.cli.command import Deps, arg, not_blank
 from nekro.cli.running import run_async
-from nekro.cli.services.database import open_database
 from nekro.cli.views.turn_text import RunningOutput
 from nekro_agent.durations import REFRESH_SECONDS
 
 if TYPE_CHECKING:
-    from nekro.app.chats.attachments import FileIds
-    from nekro_client import AsyncClient
+    from nekro_client import AsyncChat
     from nekro_client.models import Turn
-    from storage.engine import Database
 
 __all__ = [
     "EPILOG",
@@ -33,7 +29,6 @@ __all__ = [
     "TurnPrinter",
     "is_ended",
     "run",
-    "run_over_gateway",
 ]
 
 
@@ -48,8 +43,8 @@ examples:
 
 Shows what the console shows of a turn: the message, the rounds with their attempts, the requests to the
 model with tokens and cost, code with line numbers, calls with waiting and running time, arguments, results
-and errors, output, messages, jobs, and the turns that followed. On a host of the fleet the beginning of an id
-is enough; `nekro history CHAT --trace` shows ids. `--follow` goes on until the turn has ended, as the events
+and errors, output, messages, jobs, and the turns that followed. The beginning of an id is enough;
+`nekro history CHAT --trace` shows ids. `--follow` goes on until the turn has ended, as the events
 of its chat show, and prints the output of running code at once; with `--json` it prints one object per
 line, each the whole turn. The object is that of `GET /turns/{id}`. The exit code is 0 also for a turn that
 failed.
@@ -73,8 +68,26 @@ class Args:
 def run(args: Args, deps: Deps) -> int:
     """Print the turn."""
     with contextlib.suppress(KeyboardInterrupt):  # the way to end --follow
-        run_async(_trace(args, deps.load_settings(), deps))
+        run_async(_trace(args, deps))
     return 0
+
+
+async def _trace(args: Args, deps: Deps) -> None:
+    async with open_api(deps) as api:
+        listing = "nekro history CHAT --trace"
+        whole_id = await find(api.turns.list, args.turn_id, noun="turn", listing=listing)
+        args = dataclasses.replace(args, turn_id=whole_id)
+        read = partial(api.turns.get, args.turn_id, with_prompts=args.prompts)
+        printer = TurnPrinter(args, deps)
+        turn = await read()
+        if not args.follow or is_ended(turn):
+            printer.show(turn)
+            return
+        chat = api.chat(turn.chat_key)
+        # With the newest event, which comes when also live ones are received.
+        after = max(0, await chat.last_event_number() - 1)
+        async with aclosing(_batches(chat, after=after)) as batches:
+            await printer.follow(batches, read)
 
 
 class TurnPrinter:
@@ -154,76 +167,12 @@ def is_ended(turn: Turn) -> bool:
     return is_over(turn)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Source:
-    database: Database
-    file_ids: FileIds
-    settings: Settings
-
-
-async def _trace(args: Args, settings: Settings, deps: Deps) -> None:
-    from broker_config.embedded import resolve_signing_key
-    from nekro.app.chats.attachments import FileIds
-    from nekro.operations.turns import read_turn
-
-    async with open_database(settings) as database:
-        args = dataclasses.replace(args, turn_id=await _whole_id(database, args.turn_id))
-        ids = FileIds(resolve_signing_key(settings).get_secret_value())
-        source = _Source(database=database, file_ids=ids, settings=settings)
-        printer = TurnPrinter(args, deps)
-
-        async def read() -> Turn:
-            return await read_turn(source, args.turn_id, with_prompts=args.prompts)
-
-        turn = await read()
-        if args.follow and not is_ended(turn):
-            async with aclosing(chat_events(settings, database, turn.chat_key)) as batches:
-                await printer.follow(batches, read)
-        else:
-            printer.show(turn)
-
-
-async def _whole_id(database: Database, beginning: str) -> str:
-    """Return the id of a turn that begins with a text; raises as ``chosen_id``."""
-    async with database.read() as transaction:
-        found = await transaction.turn_listing.with_prefix(beginning, limit=2)
-    return chosen_id(found, beginning, noun="turn", listing="nekro history CHAT --trace")
-
-
-def run_over_gateway(args: Args, deps: Deps) -> int:
-    """Print the turn."""
-    printer = TurnPrinter(args, deps)
-    with open_client() as client, contextlib.suppress(KeyboardInterrupt):  # the way to end --follow
-        turn = client.turns.get(args.turn_id, with_prompts=args.prompts)
-        if args.follow and not is_ended(turn):
-            last = client.chat(turn.chat_key).last_event_number()
-            # With the newest event, which comes when the gateway has begun to send also live ones.
-            run_async(_follow(printer, turn, args, after=max(0, last - 1)))
-        else:
-            printer.show(turn)
-    return 0
-
-
-async def _follow(printer: TurnPrinter, turn: Turn, args: Args, *, after: int) -> None:
-    from nekro_client import AsyncClient
-
-    async with AsyncClient() as client:
-
-        async def read() -> Turn:
-            return await client.turns.get(turn.id, with_prompts=args.prompts)
-
-        async with aclosing(_batches(client, turn.chat_key, after=after)) as batches:
-            await printer.follow(batches, read)
-
-
-async def _batches(
-    client: AsyncClient, chat_key: str, *, after: int
-) -> AsyncGenerator[list[dict[str, Any]], None]:
+async def _batches(chat: AsyncChat, *, after: int) -> AsyncGenerator[list[dict[str, Any]], None]:
     """Yield each event of a chat alone, and an empty batch when none came for a while.
 
     The first batch has an event: a program's output is not missed from then on.
     """
-    async with client.chat(chat_key).events(after=after) as events:
+    async with chat.events(after=after) as events:
         coming = asyncio.ensure_future(anext(events))
         try:
             await asyncio.wait({coming})

@@ -190,7 +190,7 @@ async def serve(settings: Settings, *, chat_key: str | None, user_id: str | None
     ):
         actor = Actor(services=services, identity=LOCAL)
         caller = Caller(actor=actor, chat_key=chat_key or _CHAT_KEY, user_id=user_id)
-        hub = EventHub(services)
+        hub = EventHub(services.settings, services.database, publisher=services.publisher)
         hub.start()
         server = McpServer(services, hub, lambda _: caller, run=_run)
         # The SDK's own reader waits in a thread, which would keep a process alive that is to end.

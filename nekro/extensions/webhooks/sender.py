@@ -31,7 +31,7 @@ from nekro.extensions.webhooks.rows import Delivery, Webhook, WebhookRows
 from nekro.gateway.extensions import Running
 from nekro.gateway.outgoing import OutgoingHttp, RequestFailedError
 from nekro.gateway.streams.events import stream_event
-from nekro.gateway.web.responses import json_text
+from nekro.wire.plain_json import json_text
 from nekro_agent.downloads.addresses import AddressPolicy
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_client.models import WebhookPayload

@@ -25,9 +25,10 @@ from nekro.gateway.operation_routes import ActorDep, route
 from nekro.gateway.problems import problem_of
 from nekro.gateway.streams.events import Reader
 from nekro.gateway.web.bodies import KeyedRoute
-from nekro.gateway.web.responses import EVENT_STREAM, EventStream, accepts, json_text
+from nekro.gateway.web.responses import EVENT_STREAM, EventStream, accepts
 from nekro.operations import calls
 from nekro.operations.actor import Actor, Scope
+from nekro.wire.plain_json import json_text
 from nekro_agent.errors import NekroError
 from nekro_client.models import Call, EventType, Run, RunBody, RunEventType
 

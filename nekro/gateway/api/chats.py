@@ -14,7 +14,6 @@ from nekro.gateway.web.bodies import KeyedRoute
 from nekro.operations import chats, posting, turn_lists, turns
 from nekro.operations.pages import Moment
 from nekro_client.models import Page, Turn, TurnState, TurnSummary
-from storage.listings.chats import TurnFilter
 
 __all__ = ["router", "turn_router"]
 
@@ -49,18 +48,6 @@ class _Query:
     limit: Annotated[int, Query(ge=1, le=200)] = 50
     cursor: Annotated[str | None, Query(max_length=2000)] = None
 
-    def filter(self, chat_key: str | None = None) -> TurnFilter:
-        """Return what a list shows; ``chat_key``: only turns of this chat."""
-        return TurnFilter(
-            chat_key=chat_key,
-            since=self.since,
-            until=self.until,
-            model=self.model,
-            plugin=self.plugin,
-            min_cost=self.min_cost,
-            beginning=self.beginning,
-        )
-
 
 _QueryDep = Annotated[_Query, Depends()]
 
@@ -72,9 +59,7 @@ async def list_all_turns(actor: ActorDep, query: _QueryDep) -> Page[TurnSummary]
     A plugin or a model is found when the round that used it has ended. A page may have fewer turns than
     `limit`, also none, although `next_cursor` names a next one.
     """
-    return await turn_lists.list_turns(
-        actor, query.filter(), state=query.state, limit=query.limit, cursor=query.cursor
-    )
+    return await turn_lists.list_turns(actor, **vars(query))
 
 
 @turn_router.get("/chats/{chat_key}/turns")
@@ -83,9 +68,7 @@ async def list_turns(chat_key: ChatKey, actor: ActorDep, query: _QueryDep) -> Pa
 
     With `state` a page may have fewer turns than `limit`, also none, although `next_cursor` names a next one.
     """
-    return await turn_lists.list_turns(
-        actor, query.filter(chat_key), state=query.state, limit=query.limit, cursor=query.cursor
-    )
+    return await turn_lists.list_turns(actor, chat_key, **vars(query))
 
 
 #: The Python client up to release 0.2. Its `turns.wait` would not return while a person has to decide.
@@ -106,7 +89,7 @@ async def get_turn(
     ] = False,
 ) -> Turn:
     """Return a turn: rounds with requests, code, output and calls; messages; jobs."""
-    turn = await turns.get_turn(actor, turn_id, values=values, prompts=prompts)
+    turn = await turns.get_turn(actor, turn_id, with_values=values, with_prompts=prompts)
     if turn.waits_for and request.headers.get("user-agent") == _FORMER_CLIENT:
         return turn.model_copy(update={"state": TurnState.DONE})
     return turn

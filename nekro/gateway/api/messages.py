@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated, Final
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -19,16 +19,14 @@ from nekro.gateway.web.responses import JsonAnswer
 from nekro.operations import chats
 from nekro.operations.actor import Scope
 from nekro.operations.admission import KeyFiles
+from nekro.operations.pages import MOST_WAIT_SECONDS
 from nekro.operations.posting import post_message as post_to_chat
 from nekro.operations.posting import posted_message, sender_of, stored_content
 from nekro.operations.turns import read_turn
 from nekro_agent.ports import IncomingMessage
 from nekro_client.models import PostedMessage, Turn
 
-__all__ = ["MOST_WAIT_SECONDS", "router"]
-
-#: Longest wait for the end of a turn.
-MOST_WAIT_SECONDS: Final = 300
+__all__ = ["router"]
 
 router = APIRouter(route_class=KeyedRoute, tags=["messages"])
 
@@ -89,6 +87,7 @@ async def post_message(
 
 
 route(router, "GET", "/chats/{chat_key}/messages", chats.list_messages)
+route(router, "GET", "/chats/{chat_key}/summaries", chats.list_summaries)
 route(router, "POST", "/chats/{chat_key}/reset", chats.reset_chat)
 route(router, "POST", "/chats/{chat_key}/cancel", chats.cancel_chat)
 

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 from nekro.app.services import Services
 from nekro.broker.broker_figures import dead_mark, read_queues
-from nekro.gateway.web.responses import json_text
 from nekro.operations.actor import Identity, Scope
+from nekro.wire.plain_json import json_text
 from nekro_client.models import Change, ChangeKind
 
 __all__ = [

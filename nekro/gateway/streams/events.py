@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, Final
 
-from nekro.gateway.web.responses import json_text
+from nekro.wire.plain_json import json_text
 from nekro_agent.shared_clock import shared_time
 from nekro_client.models import Event, EventType
 from storage.repositories.events import ChatEvent
@@ -27,6 +27,7 @@ __all__ = [
     "Reader",
     "StreamEvent",
     "live_event",
+    "lost_event",
     "lost_frame",
     "mark_of",
     "stream_event",
@@ -61,12 +62,17 @@ def mark_of(at: datetime | None) -> str | None:
     return None if at is None else f"{round(at.timestamp() * 1_000_000) & 0xFFFFFFFF:08x}"
 
 
-def lost_frame(chat_key: str) -> bytes:
-    """Return the last server-sent event of a reader that may have events which the database has lost.
+def lost_event(chat_key: str) -> Event:
+    """Return the last event of a reader that may have events which the database has lost.
 
     The reader resumes after number 0: no event that it has counts.
     """
-    event = Event(type=EventType.EVENTS_LOST, chat_key=chat_key, at=shared_time(), data={"after": 0})
+    return Event(type=EventType.EVENTS_LOST, chat_key=chat_key, at=shared_time(), data={"after": 0})
+
+
+def lost_frame(chat_key: str) -> bytes:
+    """Return ``lost_event`` as a server-sent event."""
+    event = lost_event(chat_key)
     return f"id: 0\r\nevent: {event.type}\r\ndata: {json_text(event)}\r\n\r\n".encode()
 
 

@@ -23,11 +23,10 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from loguru import logger
 
-from nekro.app.services import Services
 from nekro.base.tasks import end_tasks, log_errors
 from nekro.broker.announcements import Announcements
 from nekro.gateway.streams.events import (
@@ -43,6 +42,11 @@ from nekro.operations.actor import Identity
 from nekro_agent.durations import FRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import StorageError
 from storage.repositories.events import ChatEvent
+
+if TYPE_CHECKING:
+    from broker_config.settings import Settings
+    from nekro.app.chats.publisher import EventPublisher
+    from storage.engine import Database
 
 __all__ = ["EventHub", "EventsLostError", "Observer", "SlowReaderError"]
 
@@ -77,16 +81,23 @@ class Observer(Protocol):
 
 
 class EventHub:
-    """The streams of one gateway process; use it on one event loop."""
+    """The streams of one process; use it on one event loop."""
 
-    def __init__(self, services: Services) -> None:
-        """Open nothing; ``start`` does."""
-        self._database = services.database
-        self._publisher = services.publisher
+    def __init__(
+        self, settings: Settings, database: Database, *, publisher: EventPublisher | None = None
+    ) -> None:
+        """Open nothing; ``start`` does.
+
+        Args:
+            settings: with every URL resolved.
+            publisher: of this process, whose events need no broker; None: it publishes none.
+        """
+        self._database = database
+        self._publisher = publisher
         #: Set when announcements begin to be received: those before were missed.
         self._begun = asyncio.Event()
         self._announcements = Announcements(
-            services.settings, on_added=self._added, on_live=self._live, on_begun=self._begin_to_receive
+            settings, on_added=self._added, on_live=self._live, on_begun=self._begin_to_receive
         )
         self._observers: list[Observer] = []
         #: Whose streams are open, and what ends each.
@@ -102,8 +113,8 @@ class EventHub:
     def start(self) -> None:
         """Begin to watch."""
         self._loop = asyncio.get_running_loop()
-        # What this process itself adds needs no broker.
-        self._publisher.listeners.append(self._announced_here)
+        if self._publisher is not None:
+            self._publisher.listeners.append(self._announced_here)
         self._checking = asyncio.create_task(self._check_repeatedly(), name="nekro-event-check")
 
     def end(self) -> None:
@@ -115,7 +126,7 @@ class EventHub:
     async def close(self) -> None:
         """End every stream and the subscription."""
         self.end()
-        if self._announced_here in self._publisher.listeners:
+        if self._publisher is not None and self._announced_here in self._publisher.listeners:
             self._publisher.listeners.remove(self._announced_here)
         await end_tasks(self._checking, *(channel.reading for channel in self._channels.values()))
         await self._announcements.close()
@@ -134,6 +145,7 @@ class EventHub:
         types: Collection[str] = (),
         with_live: bool = True,
         owner: Identity | None = None,
+        give_up_seconds: float | None = None,
     ) -> AsyncGenerator[StreamEvent, None]:
         """Yield the events of a chat in order, kept ones exactly once; it ends when the hub closes.
 
@@ -143,8 +155,10 @@ class EventHub:
             types: only events of these types; () means all.
             with_live: also live events, which may be missing.
             owner: who reads; it also ends as ``owned`` says. None: this process.
+            give_up_seconds: how long the broker may be out of reach, once it has answered; None: for ever.
 
         Raises:
+            BrokerUnavailableError: the broker did not answer, or was out of reach for ``give_up_seconds``.
             SlowReaderError: the reader did not take its events.
             EventsLostError: the database has lost events that were yielded.
             StorageUnavailableError: the database did not answer when the stream began.
@@ -154,8 +168,9 @@ class EventHub:
         with self._reading(chat_key, newest, position) as (channel, reader), ExitStack() as held:
             if owner is not None:
                 held.enter_context(self.owned(owner, reader.end))
-            if with_live:  # the first reader of a gateway begins the subscription
-                await self.listening()
+            # The first reader of a gateway begins the subscription.
+            if with_live and not await self.listening() and give_up_seconds is not None:
+                self._announcements.require(seconds=0)
             while not (self._is_closed or reader.is_ended):
                 for event in await self._following(channel, reader):
                     reader.position = event.number or reader.position
@@ -169,7 +184,17 @@ class EventHub:
                     if not types or event.event.type in types:
                         yield event
                 if channel.newest <= reader.position and not (self._is_closed or reader.is_ended):
-                    await reader.wait()
+                    await self._wait(reader, give_up_seconds)
+
+    async def _wait(self, reader: Reader, give_up_seconds: float | None) -> None:
+        """Wait for events of a reader; raises as ``stream`` if the broker is out of reach."""
+        if give_up_seconds is None:
+            await reader.wait()
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FRESH_SECONDS):
+                await reader.wait()
+        self._announcements.require(seconds=give_up_seconds)
 
     @asynccontextmanager
     async def live(self, chat_key: str) -> AsyncIterator[Reader]:

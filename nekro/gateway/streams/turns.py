@@ -59,7 +59,9 @@ async def turn_events(
                     return
 
 
-async def turn_end(hub: EventHub, database: Database, turn_id: str, *, seconds: float) -> Event | None:
+async def turn_end(
+    hub: EventHub, database: Database, turn_id: str, *, seconds: float | None = None
+) -> Event | None:
     """Wait for the end of a turn; returns its event ``turn.ended``.
 
     None if it has not ended in time, or ended so long ago that its events were deleted.

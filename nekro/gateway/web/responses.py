@@ -18,8 +18,6 @@ from urllib.parse import quote
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from loguru import logger
-from pydantic import BaseModel
-from pydantic_core import PydanticSerializationError
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
@@ -35,16 +33,7 @@ __all__ = [
     "etag_of",
     "file_response",
     "has_etag",
-    "json_text",
 ]
-
-
-def json_text(model: BaseModel) -> str:
-    """Return the JSON of a model; lone surrogates, which UTF-8 cannot encode, become JSON's escapes."""
-    try:
-        return model.model_dump_json()
-    except PydanticSerializationError:
-        return json.dumps(model.model_dump(mode="json"))
 
 
 EVENT_STREAM: Final = "text/event-stream"
