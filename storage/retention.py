@@ -9,7 +9,6 @@ from typing import Any, Final
 from sqlalchemy import Column, ColumnElement, delete, exists, literal, select, tuple_
 
 from broker_config.settings import RetentionSettings
-from storage.accounts.keys import RECURRING
 from storage.engine import Database
 from storage.repositories.leases import is_free
 from storage.sql import now, seconds_from_now
@@ -18,6 +17,7 @@ from storage.states import (
     FINAL_JOB_STATES,
     FINAL_ROUND_STATES,
     OPEN_TIMER_STATES,
+    RECURRING,
     StoredKind,
 )
 from storage.tables import (

@@ -1,4 +1,4 @@
-"""Ids and states of rows, and which states are final; the repositories' methods are the transitions."""
+"""Ids of rows and accounts, and states of rows with the final ones; repositories make the transitions."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ __all__ = [
     "FINAL_JOB_STATES",
     "FINAL_ROUND_STATES",
     "OPEN_TIMER_STATES",
+    "RECURRING",
     "ApprovalScope",
     "ApprovalState",
     "BudgetScope",
@@ -26,6 +27,9 @@ __all__ = [
     "SendState",
     "TimerState",
     "TriggerKind",
+    "account_of_key",
+    "account_of_recurring",
+    "key_of_account",
     "new_id",
 ]
 
@@ -33,6 +37,27 @@ __all__ = [
 def new_id() -> str:
     """Return a fresh id for a row: 32 hexadecimal digits."""
     return uuid4().hex
+
+
+#: Begins an account that is a key. Other accounts are ids that we made, or begin with another word.
+_KEY: Final = "key:"
+#: Begins the account of a recurring timer, whose id a plugin may choose.
+RECURRING: Final = "cron:"
+
+
+def account_of_key(key_id: str) -> str:
+    """Return the account of what a key does outside of turns, runs and calls."""
+    return f"{_KEY}{key_id}"
+
+
+def account_of_recurring(job_id: str) -> str:
+    """Return the account of a recurring timer."""
+    return f"{RECURRING}{job_id}"
+
+
+def key_of_account(account_id: str) -> str | None:
+    """Return the key that an account names; None if a row must tell it."""
+    return account_id.removeprefix(_KEY) if account_id.startswith(_KEY) else None
 
 
 class CallState(StrEnum):

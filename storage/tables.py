@@ -412,6 +412,7 @@ ROUNDS: Final = Table(
     Column("user_id", FaithfulText()),
     Column("observation", FaithfulText()),
     Column("segments", JsonText()),
+    Column("key_id", KeyText()),
     Column("prompt_chars", Integer()),
     Column("model", FaithfulText()),
     Column("answer", FaithfulText()),

@@ -8,11 +8,10 @@ from datetime import datetime
 
 from nekro_agent.execution.current import current_account, effect_id
 from nekro_agent.ports import CronJob, TimerInfo
-from storage.accounts.keys import account_of_recurring
 from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.driver.errors import outlasting
 from storage.engine import Database
-from storage.states import StoredKind
+from storage.states import StoredKind, account_of_recurring
 from storage.transaction import Transaction
 
 __all__ = ["Firing", "NextFireAt", "OnFire", "SqlCronJobs", "SqlTimers", "fire_due"]

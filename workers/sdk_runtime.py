@@ -142,13 +142,12 @@ class SqlMessages:
             trigger_id=trigger_id,
             turn_id=cause.turn_id if cause else None,
             cause_turn_id=(message.turn_id if message else None) or cause_turn_id(chat_key),
+            account_id=current_account(),
             number=cause.number + 1 if cause else 1,
             user_id=cause.user_id if cause else None,
             delay_seconds=self._debounce_seconds,
         )
-        await request_round(
-            transaction, self._publisher, request, account_id=current_account(), message=message
-        )
+        await request_round(transaction, self._publisher, request, message=message)
 
 
 class SqlRecords:

@@ -223,6 +223,10 @@ async def notify_chat_of_failure(transaction: Transaction, publisher: EventPubli
     )
     row = await append_message(transaction, publisher, message)
     request = RoundRequest(
-        chat_key=job.chat_key, trigger_kind=TriggerKind.JOB, trigger_id=job.id, cause_turn_id=job.turn_id
+        chat_key=job.chat_key,
+        trigger_kind=TriggerKind.JOB,
+        trigger_id=job.id,
+        cause_turn_id=job.turn_id,
+        account_id=job.id,
     )
-    await request_round(transaction, publisher, request, account_id=job.id, message=row)
+    await request_round(transaction, publisher, request, message=row)

@@ -25,11 +25,10 @@ from nekro_agent.errors import BudgetExceededError
 from nekro_agent.execution.current import Payer, current_account, current_payer
 from nekro_agent.ports import ChatInfo, ModelRequest
 from nekro_agent.shared_clock import shared_time
-from storage.accounts.keys import account_of_key
 from storage.accounts.spendings import ModelUse, NewSpending, PayingKey, plugin_of, user_scope
 from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.repositories.rounds import ClaimedRound, Round
-from storage.states import StoredKind, TriggerKind
+from storage.states import StoredKind, TriggerKind, account_of_key
 from storage.transaction import Transaction
 
 __all__ = [
@@ -97,7 +96,7 @@ class RoundBudgets:
         """
         claimed = ClaimedRound(round=orphan, merged=tuple(await transaction.rounds.merged_into(orphan.id)))
         chat = await transaction.chats.get(orphan.chat_key)
-        key = await transaction.spendings.paying_key([one.turn_id for one in claimed.triggers])
+        key = await transaction.spendings.key_of_rounds(claimed.triggers)
         entry = round_entry(claimed, chat, sandbox_seconds=self._settings.sandbox.wall_seconds)
         entry = replace(entry, key_id=None if key is None else key.id)
         waking_call = orphan.trigger_id if orphan.trigger_kind is TriggerKind.CALL else None

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from nekro.wire.invocation import new_id
 from storage.accounts.key_rights import KeyRights
+from storage.states import account_of_key
 
 if TYPE_CHECKING:
     from nekro.app.services import Services
@@ -100,8 +101,6 @@ class Identity(KeyRights):
         it."""
         if self.key_id is None:
             return None
-        from storage.accounts.keys import account_of_key
-
         return account_of_key(self.key_id)
 
     @property

@@ -9,7 +9,7 @@ sends it three times, and a repetition sends what is missing. Its text does not 
 a time, or what a model wrote.
 
 An account is the id of a turn, of a run, call, timer or job outside of turns, or of a key of the API
-(``storage.access.keys``). What the code writes for later, such as a timer, is on the same account.
+(``storage.states.account_of_key``). What the code writes for later, such as a timer, is on the same account.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Keys of the HTTP API, the accounts that they pay for, and the record of administrative acts.
 
 An account is the id of a turn, run, call, timer or job that a key caused, which a row records, or names a key
-itself (``account_of_key``)."""
+itself (``storage.states.account_of_key``)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import ColumnElement, Executable, bindparam, delete, exists, select, update
 
@@ -16,40 +16,16 @@ from storage.accounts.key_rights import KeyRights
 from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository, found, values_of
 from storage.sql import insert, now
+from storage.states import key_of_account
 from storage.tables import API_KEYS, AUDIT, KEY_TURNS
 
 __all__ = [
-    "RECURRING",
     "AuditRepository",
     "Key",
     "KeyRepository",
     "NewKey",
     "RecordedAct",
-    "account_of_key",
-    "account_of_recurring",
-    "key_of_account",
 ]
-
-
-#: Begins an account that is a key. Other accounts are ids that we made, or begin with another word.
-_KEY: Final = "key:"
-#: Begins the account of a recurring timer, whose id a plugin may choose.
-RECURRING: Final = "cron:"
-
-
-def account_of_key(key_id: str) -> str:
-    """Return the account of what a key does outside of turns, runs and calls."""
-    return f"{_KEY}{key_id}"
-
-
-def account_of_recurring(job_id: str) -> str:
-    """Return the account of a recurring timer."""
-    return f"{RECURRING}{job_id}"
-
-
-def key_of_account(account_id: str) -> str | None:
-    """Return the key that an account names; None if a row must tell it."""
-    return account_id.removeprefix(_KEY) if account_id.startswith(_KEY) else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,16 +15,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Executable, bindparam, func, or_, select, tuple_, update
 
-from storage.accounts.keys import key_of_account
 from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository
 from storage.sql import insert, now
-from storage.states import BudgetScope
+from storage.states import BudgetScope, key_of_account
 from storage.tables import API_KEYS, CALLS, KEY_TURNS, SPENDING_TOTALS, SPENDINGS
+
+if TYPE_CHECKING:
+    from storage.repositories.round_values import Round
 
 __all__ = [
     "Amounts",
@@ -221,6 +223,15 @@ class SpendingRepository(Repository):
                 key_id, cost, tokens = found[account_id]
                 return PayingKey(id=key_id, cost_per_day=cost, tokens_per_day=tokens)
         return None
+
+    async def key_of_rounds(self, rounds: Sequence[Round]) -> PayingKey | None:
+        """Return the key of the first of these rounds that has one; None: no key pays."""
+        if any(one.key_id is None for one in rounds):
+            return await self.paying_key(list(dict.fromkeys(one.turn_id for one in rounds)))
+        key_id = next((one.key_id for one in rounds if one.key_id), None)
+        if key_id is None:
+            return None
+        return await self._one_or_none(PayingKey, _key_statement, {"of_key": key_id})
 
     async def plugin_of_call(self, call_id: str) -> str | None:
         """Return the plugin whose method a call named; None without a row of the call."""

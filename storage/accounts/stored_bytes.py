@@ -32,12 +32,11 @@ from sqlalchemy import (
 
 from nekro_agent.errors import StorageQuotaError
 from nekro_agent.shared_clock import shared_time
-from storage.accounts.keys import key_of_account
 from storage.driver.connection import Connection
 from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository
 from storage.sql import insert, now, seconds_from_now
-from storage.states import StoredKind, new_id
+from storage.states import StoredKind, key_of_account, new_id
 from storage.tables import API_KEYS, CALLS, KEY_STORAGE, KEY_TURNS
 
 __all__ = ["ROW_BYTES", "StoredByteRepository", "item_of_file", "size_of"]

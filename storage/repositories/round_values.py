@@ -25,6 +25,9 @@ class RoundRequest:
     turn_id: str | None = None
     #: The turn whose work caused the new turn, by a call or job that outlived it; None if none did.
     cause_turn_id: str | None = None
+    #: What caused the new turn, if no turn did that a key pays for (``nekro_agent.execution.current``): the
+    #: key that pays for it pays for the turn.
+    account_id: str | None = None
     #: Position in its turn, from 1.
     number: int = 1
     #: Platform id of the user who began the turn; None if no user did.
@@ -88,6 +91,8 @@ class Round(RoundReport):
     segments: list[dict[str, Any]] | None
     #: The turn in whose trace this one is; None if no other turn caused it.
     root_turn_id: str | None = None
+    #: The key that pays for the turn; empty: no key does. None: a worker of 0.2.0 requested the round.
+    key_id: str | None = None
 
 
 class Standing(NamedTuple):

@@ -24,6 +24,7 @@ from sqlalchemy import (
     ColumnElement,
     Executable,
     Integer,
+    ScalarSelect,
     and_,
     bindparam,
     case,
@@ -43,8 +44,8 @@ from storage.repositories.chats import ChatRepository
 from storage.repositories.leases import is_free, is_held_by
 from storage.repositories.round_values import ClaimedRound, Round, RoundReport, RoundRequest, Standing
 from storage.sql import insert, now, seconds_from_now, seconds_parameter
-from storage.states import FINAL_ROUND_STATES, RoundState, TriggerKind
-from storage.tables import CHATS, ROUNDS
+from storage.states import FINAL_ROUND_STATES, RoundState, TriggerKind, key_of_account
+from storage.tables import CHATS, KEY_TURNS, ROUNDS
 
 __all__ = ["ClaimedRound", "Round", "RoundReport", "RoundRepository", "RoundRequest", "Standing"]
 
@@ -503,6 +504,12 @@ def _values(request: RoundRequest) -> dict[str, Any]:
     values = values_of(request, RoundRequest)
     values["turn_id"] = request.turn_id or request.id
     values["cause_turn_id"] = request.turn_id or request.cause_turn_id
+    # A round of a turn that goes on is paid as the turn's first one.
+    values["account_id"] = None if request.turn_id else request.account_id
+    named = (
+        key_of_account(account) for account in (values["cause_turn_id"], values["account_id"]) if account
+    )
+    values["named_key"] = next(filter(None, named), None)
     return values
 
 
@@ -517,6 +524,13 @@ def _requested() -> dict[str, Any]:
     cause = bindparam("cause_turn_id", type_=ROUNDS.c.turn_id.type)
     first = ROUNDS.alias()
     root = select(first.c.root_turn_id).where(first.c.id == cause).scalar_subquery()
+    paid = select(first.c.key_id).where(first.c.id == bindparam("turn_id", type_=ROUNDS.c.turn_id.type))
+    payers = [
+        paid.scalar_subquery(),
+        _payer(cause),
+        bindparam("named_key", type_=ROUNDS.c.key_id.type),
+        _payer(bindparam("account_id", type_=ROUNDS.c.turn_id.type)),
+    ]
     return {
         **given,
         "requested_at": now(),
@@ -524,7 +538,13 @@ def _requested() -> dict[str, Any]:
         "state": literal(RoundState.REQUESTED, ROUNDS.c.state.type),
         # The turn itself if its first round has none, or has expired.
         "root_turn_id": func.coalesce(root, cause),
+        "key_id": func.coalesce(*payers, literal("", ROUNDS.c.key_id.type)),
     }
+
+
+def _payer(account: BindParameter[str]) -> ScalarSelect[Any]:
+    """SQL: the key that pays for an account, if a row tells it."""
+    return select(KEY_TURNS.c.key_id).where(KEY_TURNS.c.turn_id == account).scalar_subquery()
 
 
 @FixedStatement

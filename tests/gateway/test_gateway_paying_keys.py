@@ -107,10 +107,13 @@ async def payers(fleet: Fleet, chat_key: str) -> list[str | None]:
     try:
         async with database.read() as tx:
             rows = await tx.connection.exec_driver_sql(
-                "SELECT DISTINCT rounds.turn_id, key_turns.key_id FROM rounds LEFT JOIN key_turns"
-                f" ON key_turns.turn_id = rounds.turn_id WHERE rounds.chat_key = '{chat_key}'"
+                "SELECT DISTINCT rounds.turn_id, key_turns.key_id, rounds.key_id FROM rounds"
+                " LEFT JOIN key_turns ON key_turns.turn_id = rounds.turn_id"
+                f" WHERE rounds.chat_key = '{chat_key}'"
             )
-            return [row[1] for row in rows]
+            found = list(rows)
+            assert all(row[2] == (row[1] or "") for row in found), "who pays for a round is in its row"
+            return [row[1] for row in found]
     finally:
         await database.dispose()
 

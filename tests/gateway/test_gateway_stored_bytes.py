@@ -17,7 +17,7 @@ from nekro.operations.actor import Scope
 from nekro_agent.errors import StorageQuotaError
 from nekro_agent.execution.current import on_account
 from nekro_agent.ports import OutgoingMessage
-from storage.accounts.keys import account_of_key
+from storage.states import account_of_key
 from workers.sdk_runtime import SqlMessages
 
 LIMIT = 200_000

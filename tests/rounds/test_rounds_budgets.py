@@ -22,12 +22,13 @@ from nekro.operations.actor import LOCAL, Actor
 from nekro.operations.turn_lists import list_turns
 from nekro.operations.turns import read_rounds, read_turn
 from nekro_agent.errors import BudgetExceededError, LLMError, StorageUnavailableError
+from nekro_agent.execution.current import on_account
 from nekro_agent.ports import MessageKind
 from nekro_client.event_types import EventType
 from storage.accounts.keys import NewKey
 from storage.accounts.spendings import ScopeKey, Total
 from storage.accounts.stored_bytes import ROW_BYTES
-from storage.states import BudgetScope
+from storage.states import BudgetScope, account_of_key
 
 OpenBench = Callable[..., Awaitable[Bench]]
 #: Prices that make the answers of ``Model`` (100 + 7 tokens) and their estimates cost something.
@@ -126,10 +127,8 @@ async def test_the_key_that_started_a_turn_pays_with_its_own_limits(open_bench: 
         await tx.keys.add(NewKey(id="k", name="k", digest=b"1", scopes=[], tokens_per_day=200))
     model = Model("")
     for number in range(3):
-        await bench.say("chat", str(number))
-        (waiting,) = [item for item in await bench.rounds("chat") if item.state.value == "requested"]
-        async with bench.database.begin() as tx:
-            await tx.keys.add_turn("k", waiting.turn_id)
+        with on_account(account_of_key("k")):
+            await bench.say("chat", str(number))
         await bench.play("chat", bench.drain(model))
     assert len(model.prompts) == 2
     async with bench.database.read() as tx:
@@ -426,10 +425,9 @@ async def test_a_turn_that_follows_from_a_call_is_on_the_key_of_the_turn_of_the_
     bench = await open_bench(kind, budgets={"key": "rounds=1", "warn_at": 1})
     async with bench.database.begin() as tx:
         await tx.keys.add(NewKey(id="k", name="k", digest=b"1", scopes=[]))
-    await bench.say("chat", "hello")
+    with on_account(account_of_key("k")):
+        await bench.say("chat", "hello")
     (first,) = await bench.rounds("chat")
-    async with bench.database.begin() as tx:
-        await tx.keys.add_turn("k", first.turn_id)
     model = Model("")
     await bench.play("chat", bench.drain(model))
     # As a call that a person approves after its turn has ended.
@@ -447,10 +445,9 @@ async def test_a_message_that_code_of_a_round_pushes_is_on_the_key_of_the_round(
     bench = await open_bench(kind, budgets={"key": "rounds=2", "warn_at": 1})
     async with bench.database.begin() as tx:
         await tx.keys.add(NewKey(id="k", name="k", digest=b"1", scopes=[]))
-    await bench.say("chat", "hello")
+    with on_account(account_of_key("k")):
+        await bench.say("chat", "hello")
     (first,) = await bench.rounds("chat")
-    async with bench.database.begin() as tx:
-        await tx.keys.add_turn("k", first.turn_id)
     model = Model("keep('milk')\nnag()\nnag('elsewhere')", "")
     await bench.play("chat", bench.drain(model))
     (pushed,) = await bench.rounds("elsewhere")
@@ -464,5 +461,5 @@ async def test_a_message_that_code_of_a_round_pushes_is_on_the_key_of_the_round(
             key = await tx.spendings.paying_key([turn_id])
             assert key is not None and key.id == "k"
         kinds = await tx.connection.exec_driver_sql("SELECT kind FROM key_storage ORDER BY kind")
-        # The recorded call and what it wrote into the history, and the rounds, are on its quota, too.
-        assert [row[0] for row in kinds] == ["calls", "messages", "rounds"]
+        # The chat, the recorded call, what it wrote into the history, and the rounds are on its quota, too.
+        assert [row[0] for row in kinds] == ["calls", "chats", "messages", "rounds"]

@@ -13,9 +13,10 @@ from nekro.base.redaction import Redactor
 from nekro.cli.views.turn_text import turn_lines
 from nekro.operations.turns import read_turn
 from nekro_agent.errors import LLMError
+from nekro_agent.execution.current import on_account
 from nekro_client.models import Round
 from storage.accounts.keys import NewKey
-from storage.states import StoredKind
+from storage.states import StoredKind, account_of_key
 
 CHAT = "c"
 SAY = 'send_msg_text(_ck, "done")'
@@ -83,10 +84,8 @@ async def test_a_long_prompt_is_cut(bench: Bench) -> None:
 async def test_the_key_that_began_the_turn_is_charged_for_its_prompts(bench: Bench) -> None:
     async with bench.database.begin() as tx:
         await tx.keys.add(NewKey(id="k", name="k", digest=b"k", scopes=["post"], chats="*"))
-    await bench.say(CHAT, "hello")
-    async with bench.database.begin() as tx:
-        (waiting,) = await tx.rounds.newest(CHAT, limit=1)
-        await tx.keys.add_turn("k", waiting.turn_id)
+    with on_account(account_of_key("k")):
+        await bench.say(CHAT, "hello")
     await bench.play(CHAT, bench.drain(Model(SAY), settings=keeping(bench)))
     rows = await charged(bench)
     assert rows[StoredKind.PROMPTS] > 1024

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from storage.accounts.keys import NewKey
 from storage.accounts.spendings import ModelUse, NewSpending, ScopeKey, Total, user_scope
+from storage.driver.statements import prepared
 from storage.engine import Database
-from storage.states import BudgetScope
+from storage.repositories.rounds import Round, RoundRequest
+from storage.states import BudgetScope, TriggerKind, account_of_key
 
 DAY = "2026-05-04"
 
@@ -212,3 +217,103 @@ def test_the_same_id_on_two_adapters_is_two_people() -> None:
     assert user_scope("a", None) is None and user_scope(None, "") is None
     long = [user_scope("a", "x" * 300 + end) for end in ("1", "2")]
     assert long[0] != long[1] and all(len(name or "") < 200 for name in long)
+
+
+@pytest.fixture
+async def keys(database: Database) -> None:
+    """A chat, and keys of which one pays for turn ``paid`` and the other for job ``job``."""
+    async with database.begin() as tx:
+        await tx.chats.ensure("chat")
+        for name, account_id in (("k", "paid"), ("other", "job")):
+            await tx.keys.add(NewKey(id=name, name=name, digest=name.encode(), scopes=[], tokens_per_day=7))
+            await tx.keys.add_turn(name, account_id)
+
+
+async def requested(database: Database, **given: object) -> Round:
+    values: dict[str, object] = {
+        "chat_key": "chat",
+        "trigger_kind": TriggerKind.JOB,
+        "trigger_id": str(given),
+    }
+    async with database.begin() as tx:
+        return (await tx.rounds.request(RoundRequest(**(values | given))))[0]  # type: ignore[arg-type]
+
+
+async def payer(database: Database, *rounds: Round) -> str | None:
+    async with database.read() as tx:
+        key = await tx.spendings.key_of_rounds(rounds)
+    assert key is None or key.tokens_per_day == 7
+    return key and key.id
+
+
+@pytest.mark.usefixtures("keys")
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [
+        ({}, ""),
+        ({"cause_turn_id": "free"}, ""),
+        ({"cause_turn_id": "paid"}, "k"),
+        ({"cause_turn_id": "paid", "account_id": "job"}, "k"),
+        ({"cause_turn_id": "free", "account_id": "job"}, "other"),
+        ({"account_id": account_of_key("k")}, "k"),
+        ({"cause_turn_id": account_of_key("k"), "account_id": "job"}, "k"),
+        ({"cause_turn_id": "paid", "account_id": account_of_key("other")}, "k"),
+    ],
+)
+async def test_the_key_that_pays_for_the_cause_is_in_the_rounds_of_a_turn(
+    database: Database, cause: dict[str, str], expected: str
+) -> None:
+    first = await requested(database, **cause)
+    assert first.key_id == expected
+    # What causes a later round does not change who pays for its turn.
+    later = await requested(database, turn_id=first.id, number=2, account_id="job")
+    assert later.key_id == expected
+    assert await payer(database, first, later) == (expected or None)
+
+
+@pytest.mark.usefixtures("keys")
+async def test_rounds_that_release_0_2_0_requested_are_paid_as_before(database: Database) -> None:
+    for number, key_id in enumerate(("k", None)):
+        first = await requested(database, trigger_id=f"first-{number}")
+        async with database.begin() as tx:
+            await tx.connection.exec_driver_sql(f"UPDATE rounds SET key_id = NULL WHERE id = '{first.id}'")
+            if key_id is not None:
+                await tx.keys.add_turn(key_id, first.id)
+            of_then = await tx.rounds.get(first.id)
+        assert of_then.key_id is None
+        assert await payer(database, of_then) == key_id
+        # A worker of this release requests the next round.
+        later = await requested(database, turn_id=first.id, number=2)
+        assert later.key_id == (key_id or "")
+        assert await payer(database, later) == key_id
+
+
+@pytest.mark.usefixtures("keys")
+async def test_the_first_of_merged_rounds_that_a_key_pays_for_determines_the_key(database: Database) -> None:
+    free = await requested(database)
+    paid = await requested(database, cause_turn_id="paid")
+    others = await requested(database, account_id="job")
+    assert await payer(database, free) is None
+    assert await payer(database, free, paid, others) == "k"
+    assert await payer(database, others, paid) == "other"
+    async with database.begin() as tx:
+        await tx.keys.add_turn("k", paid.turn_id)
+    assert await payer(database, replace(others, key_id=None), paid) == "k"
+
+
+@pytest.mark.usefixtures("keys")
+async def test_a_key_is_read_only_for_rounds_that_one_pays_for(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free, paid = await requested(database), await requested(database, cause_turn_id="paid")
+    ran: list[object] = []
+
+    def noting(*given: Any) -> Any:
+        ran.append(given[0])
+        return prepared(*given)
+
+    monkeypatch.setattr("storage.driver.statements.prepared", noting)
+    assert await payer(database, free) is None
+    assert len(ran) == 0
+    assert await payer(database, free, paid) == "k"
+    assert len(ran) == 1

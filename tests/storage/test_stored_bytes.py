@@ -10,11 +10,11 @@ from sqlalchemy import func, select, update
 
 from broker_config.settings import RetentionSettings
 from nekro_agent.errors import StorageQuotaError
-from storage.accounts.keys import NewKey, account_of_key
+from storage.accounts.keys import NewKey
 from storage.accounts.stored_bytes import item_of_file
 from storage.engine import Database
 from storage.retention import delete_expired
-from storage.states import StoredKind
+from storage.states import StoredKind, account_of_key
 from storage.tables import KEY_STORAGE
 
 LIMIT = 1000

@@ -208,8 +208,6 @@ class ChatView:
         self._history = ChatHistory(chat_key, most=most_messages)
         self._shows_summary = shows_summary
         self._turn: TurnPast | None = None
-        #: Whether a key pays for the turn; a turn that goes on gets no other one.
-        self._has_key = False
         self._last: tuple[Round, Sequence[CallRecord]] | None = None
 
     @property
@@ -230,15 +228,12 @@ class ChatView:
             chat = claimed.chat or await transaction.chats.get(self._chat_key)
             messages = await self._history.read(transaction, revision=chat.history_revision)
             persona = await _persona(transaction, chat)
-            key = None
-            if turn is None or self._has_key:
-                turn_ids = list(dict.fromkeys(trigger.turn_id for trigger in claimed.triggers))
-                key = await transaction.spendings.paying_key(turn_ids)
+            key = await transaction.spendings.key_of_rounds(claimed.triggers)
             turn = turn or await TurnPast.read(transaction, claimed)
             summary = None
             if self._shows_summary:
                 summary = await summary_before(transaction, self._chat_key, turn.started_at)
-        self._turn, self._last, self._has_key = turn, None, key is not None
+        self._turn, self._last = turn, None
         return RoundPast(
             chat=chat,
             persona=persona,

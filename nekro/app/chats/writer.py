@@ -147,7 +147,6 @@ async def request_round(
     publisher: EventPublisher,
     request: RoundRequest,
     *,
-    account_id: str | None = None,
     message: Message | None = None,
     chat: ChatInfo | None = None,
     during: str | None = None,
@@ -159,8 +158,6 @@ async def request_round(
     a chat where the agent starts none (``ChatInfo.starts_turns``); follow-up rounds are not affected.
 
     Args:
-        account_id: what caused the round, if no turn did (``nekro_agent.execution.current``): the key that
-            pays for it pays for the turn that the round begins.
         message: the message that the round is for, appended in the same transaction; it is recorded as part
             of the round's turn.
         chat: the request's chat as this transaction has read and locked it; None reads it.
@@ -185,10 +182,8 @@ async def request_round(
             await transaction.messages.name_turn(message.id, round_.turn_id)
             transaction.events.name_turn(round_.chat_key, message_id=message.id, turn_id=round_.turn_id)
         if round_.turn_id == round_.id:
-            # The key that pays for the cause pays for this turn too.
-            for cause in (request.cause_turn_id, account_id):
-                if await transaction.keys.pass_on(cause, round_.turn_id):
-                    break
+            if round_.key_id:
+                await transaction.keys.add_turn(round_.key_id, round_.turn_id)
             record(transaction, publisher, round_.chat_key, turn_started(round_), later=later)
             _trace_after_commit(transaction, round_)
     transaction.after_commit(lambda: publisher.round_requested(request.chat_key, later=later))
@@ -224,6 +219,7 @@ class TimerFirings:
             chat_key=firing.chat_key,
             trigger_kind=TriggerKind.TIMER,
             trigger_id=firing.id,
+            account_id=firing.account_id,
             delay_seconds=self._debounce_seconds,
         )
-        await request_round(transaction, self._publisher, request, account_id=firing.account_id, message=row)
+        await request_round(transaction, self._publisher, request, message=row)

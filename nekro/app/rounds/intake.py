@@ -29,12 +29,11 @@ from nekro_agent.schemas.chat_message import (
 )
 from nekro_agent.schemas.signal import MsgSignal
 from nekro_agent.shared_clock import shared_now, shared_time
-from storage.accounts.keys import account_of_key
 from storage.engine import Database
 from storage.repositories.chats import is_stated
 from storage.repositories.messages import Message, NewMessage
 from storage.repositories.rounds import RoundRequest
-from storage.states import TriggerKind
+from storage.states import TriggerKind, account_of_key
 from storage.transaction import Transaction
 
 __all__ = ["AlsoWrite", "MessageIntake", "Receipt"]
@@ -263,10 +262,11 @@ class MessageIntake:
                     trigger_kind=TriggerKind.MESSAGE,
                     trigger_id=row.id,
                     id=new.turn_id,
+                    account_id=account_id,
                     user_id=new.sender_id,
                     delay_seconds=self._debounce_seconds,
                 )
-                await request_round(transaction, self._publisher, request, account_id=account_id, chat=chat)
+                await request_round(transaction, self._publisher, request, chat=chat)
         return Receipt(message=row, turn_id=row.turn_id)
 
 
