@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from workers.calls.built_in_targets import BuiltInTargets
     from workers.jobs.runner import JobRunner
     from workers.plugins.pinned import PinnedOwner
+    from workers.rounds.ledger import RoundLedger
 
 __all__ = ["WorkerServices"]
 
@@ -334,6 +335,13 @@ class WorkerServices(Services):
             keep_awake=self.settings.plugins.keep_awake,
             redact=self.redactor,
         )
+
+    @shared_property
+    def ledger(self) -> RoundLedger:
+        """Records the states of the rounds that this worker runs."""
+        from workers.rounds.ledger import RoundLedger
+
+        return RoundLedger(self.database, self.publisher, self.endings, redact=self.redactor)
 
     @shared_property
     def code_target(self) -> CodeTarget:

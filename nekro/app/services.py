@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from nekro.app.chats.files import ChatFiles
     from nekro.app.chats.publisher import EventPublisher
     from nekro.app.leases import LeaseKeeper
+    from nekro.app.rounds.endings import RoundEndings
     from nekro.app.rounds.intake import MessageIntake
-    from nekro.app.rounds.ledger import RoundLedger
     from nekro.app.rounds.runs import CodeRuns, RemoteRuns
     from nekro.app.rounds.stop import RoundStopper
     from nekro.app.rounds.summaries import ChatSummaries
@@ -429,17 +429,16 @@ class Services:
         return Spending(self.database, self.publisher, self.settings.budgets)
 
     @shared_property
-    def ledger(self) -> RoundLedger:
-        """Records the states of rounds."""
-        from nekro.app.rounds.ledger import RoundLedger
+    def endings(self) -> RoundEndings:
+        """Ends rounds that are stopped, and those of dead workers."""
+        from nekro.app.rounds.endings import RoundEndings
 
-        return RoundLedger(
+        return RoundEndings(
             self.database,
             self.publisher,
             self.settings.agent,
             max_attempts=self.settings.broker.max_deliveries,
             keeps_variables=self.settings.sandbox.keep_variables,
-            redact=self.redactor,
             settle_interrupted=self._settle_interrupted,
         )
 
@@ -454,7 +453,7 @@ class Services:
         """Stops the rounds of a chat."""
         from nekro.app.rounds.stop import RoundStopper
 
-        return RoundStopper(self.leases, self.ledger, owner=self.node)
+        return RoundStopper(self.leases, self.endings, owner=self.node)
 
     @shared_property
     def intake(self) -> MessageIntake:

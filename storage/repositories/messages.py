@@ -19,10 +19,12 @@ from storage.sql import insert, now
 from storage.states import new_id
 from storage.tables import CHATS, MESSAGES
 
-__all__ = ["COPY_PREFIX", "Message", "MessageRepository", "NewMessage"]
+__all__ = ["ANSWER_KEY", "COPY_PREFIX", "Message", "MessageRepository", "NewMessage"]
 
 #: Begins the deduplication keys of messages that were copied from another chat.
 COPY_PREFIX: Final = "copy:"
+#: Begins that of a round's answer in words, before the id of the round.
+ANSWER_KEY: Final = "answer"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,7 @@ from nekro_agent.errors import NotFoundError
 from nekro_client.event_types import EventType
 from nekro_client.models import Event
 from storage.repositories.events import NewEvent
+from workers.rounds.ledger import RoundLedger
 
 
 @pytest.fixture
@@ -516,9 +517,10 @@ async def test_the_events_of_a_turn_include_those_of_the_round_that_answers_it(
     async with services.database.begin() as tx:
         fence = await tx.chats.acquire(chat_key, owner="w", lease_seconds=30)
         assert fence is not None
-    claimed = await services.ledger.start_next(chat_key, fence=fence, worker="w")
+    ledger = RoundLedger(services.database, services.publisher, services.endings, redact=str)
+    claimed = await ledger.start_next(chat_key, fence=fence, worker="w")
     assert claimed is not None and [item.turn_id for item in claimed.merged] == [second]
-    await services.ledger.cancel(chat_key, reason="enough")
+    await services.endings.cancel(chat_key, reason="enough")
     async with services.database.begin() as tx:
         await tx.connection.exec_driver_sql(
             f"UPDATE chats SET lease_until = '2000-01-01 00:00:00.000000' WHERE chat_key = '{chat_key}'"

@@ -18,7 +18,6 @@ from broker_config.settings import ApprovalSettings
 from nekro.app import use_cases
 from nekro.app.approvals.requests import ApprovalRequests
 from nekro.app.approvals.shown import difference
-from nekro.app.rounds import events as round_events
 from nekro.broker.delivery.messages import CallMessage
 from nekro.sandbox.models import StopType
 from nekro.wire.invocation import Invocation
@@ -41,6 +40,7 @@ from storage.states import ApprovalScope, ApprovalState, CallState, TriggerKind
 from storage.tables import APPROVALS, CALLS
 from storage.transaction import Transaction
 from workers.ops.sweeps import ApprovalSweep
+from workers.rounds import attempt_events as round_events
 
 HERE = Path(__file__).parent
 SAY = 'send_msg_text(_ck, "done")'

@@ -380,7 +380,7 @@ async def test_a_cancelled_round_counts_what_was_sent(open_bench: OpenBench, kin
     await bench.say("chat", "hello")
     work = asyncio.create_task(bench.drain(Model(hang)).drain("chat"))
     await asked.wait()
-    await bench.services.ledger.cancel("chat", reason="enough")
+    await bench.services.endings.cancel("chat", reason="enough")
     await work
     used = await total(bench)
     assert used is not None and (used.tokens, used.rounds) == (10, 1)

@@ -16,7 +16,6 @@ from sqlalchemy import Dialect
 from waiting import WAIT_SECONDS
 
 from nekro.agent.llm import LLMRequest
-from nekro.app.rounds.ledger import RoundLedger
 from nekro.app.spending import Spending
 from nekro.sandbox.models import StopType
 from storage.driver.statements import FixedStatement, prepared
@@ -26,6 +25,7 @@ from storage.states import TriggerKind
 from storage.transaction import Transaction
 from workers.calls.claims import CallClaims
 from workers.rounds.chat_view import ChatView, RoundPast, TurnPast
+from workers.rounds.ledger import RoundLedger
 
 OpenBench = Callable[..., Awaitable[Bench]]
 LOOK = 'look("tea")'

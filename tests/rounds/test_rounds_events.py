@@ -16,8 +16,6 @@ from waiting import WAIT_SECONDS, eventually
 
 from nekro.agent.llm import LLMAnswer, LLMRequest
 from nekro.app.chats.events import LiveText
-from nekro.app.rounds import events as module
-from nekro.app.rounds.events import AttemptEvents
 from nekro.base.redaction import Redactor
 from nekro.operations.actor import LOCAL, Actor
 from nekro.operations.turns import get_call, read_turn
@@ -28,6 +26,8 @@ from nekro_client.event_types import EventType
 from storage.engine import Database
 from storage.repositories.events import TOOLS_NOT_KEPT, ChatEvent
 from storage.repositories.rounds import RoundReport
+from workers.rounds import attempt_events as module
+from workers.rounds.attempt_events import AttemptEvents
 
 CHAT = "c"
 SAY = 'send_msg_text(_ck, "done")'

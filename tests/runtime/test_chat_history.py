@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from sqlalchemy import delete
 
-from nekro.app.rounds.chat_history import ChatHistory
 from nekro_agent.ports import MessageKind
 from storage.engine import Database
 from storage.repositories.messages import NewMessage
 from storage.tables import MESSAGES
 from storage.transaction import Transaction
+from workers.rounds.chat_view import ChatHistory
 
 MOST = 5
 

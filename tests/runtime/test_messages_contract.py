@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from runtime_bench import RecordingPublisher, emptied
 
-from nekro.app.rounds.chat_history import ChatHistory
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.ports import MOST_TEXT_CHARS, MessageKind, Messages, OutgoingMessage
 from nekro_agent.records import Records
 from storage.engine import Database
+from workers.rounds.chat_view import ChatHistory
 from workers.sdk_runtime import SqlMessages, SqlRecords
 
 

@@ -14,8 +14,7 @@ from typing import Final
 
 from nekro.agent.model import HistoryMessage, HistorySummary, Observation, TurnRound
 from nekro.app.calls.dispatch import CallRecord
-from nekro.app.rounds.chat_history import ChatHistory
-from nekro.app.rounds.summaries import summary_before
+from nekro.app.rounds.summaries import shown_message, summary_before
 from nekro.sandbox.models import StopType
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import ChatInfo
@@ -27,6 +26,7 @@ from storage.states import RoundState, TriggerKind
 from storage.transaction import Transaction
 
 __all__ = [
+    "ChatHistory",
     "ChatView",
     "RoundPast",
     "TurnPast",
@@ -192,6 +192,44 @@ class RoundPast:
     key: PayingKey | None
     #: The method whose call requested the round; None if another trigger did, or it is not known here.
     waking_method: str | None
+
+
+class ChatHistory:
+    """The messages that one drain has read; each of its rounds reads only newer ones."""
+
+    def __init__(self, chat_key: str, *, most: int) -> None:
+        """Start with an empty history.
+
+        Args:
+            most: number of newest messages to show.
+        """
+        self._chat_key = chat_key
+        self._most = most
+        #: By sequence, oldest first; None for messages that no prompt shows.
+        self._known: dict[int, HistoryMessage | None] = {}
+        self._revision = 0
+
+    async def read(self, transaction: Transaction, *, revision: int) -> list[HistoryMessage]:
+        """Return the newest messages in their current state, oldest first.
+
+        Args:
+            revision: ``ChatInfo.history_revision``; another one than before means that known messages
+                were changed or deleted.
+        """
+        if revision != self._revision:
+            self._known.clear()
+            self._revision = revision
+        last = next(reversed(self._known), 0)
+        rows = await transaction.messages.newest(self._chat_key, limit=self._most, since=last)
+        # The last known message is returned again, unless the chat was reset or many messages are new.
+        if last and (not rows or rows[0].sequence != last):
+            self._known.clear()
+            if len(rows) < self._most:
+                rows = await transaction.messages.newest(self._chat_key, limit=self._most)
+        self._known |= {row.sequence: shown_message(row) for row in rows}
+        for sequence in list(self._known)[: -self._most]:
+            del self._known[sequence]
+        return [message for message in self._known.values() if message is not None]
 
 
 class ChatView:

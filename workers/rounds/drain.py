@@ -26,8 +26,6 @@ from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.writer import trace_of
 from nekro.app.leases import CHAT, HeldLease, LeaseKeeper, on_this_loop
 from nekro.app.model_meters import RoundBudgets, RoundMeter
-from nekro.app.rounds.events import AttemptEvents
-from nekro.app.rounds.ledger import RoundLedger
 from nekro.base.tasks import end_tasks, log_errors
 from nekro.broker.tracing import span
 from nekro_agent.durations import REFRESH_SECONDS
@@ -35,8 +33,10 @@ from nekro_agent.errors import FencedError, NekroError, StorageUnavailableError
 from nekro_agent.execution.current import on_account
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound, RoundReport
+from workers.rounds.attempt_events import AttemptEvents
 from workers.rounds.chat_view import ChatView
 from workers.rounds.input import RoundInputs
+from workers.rounds.ledger import RoundLedger
 
 __all__ = [
     "RoundDrain",
@@ -168,7 +168,7 @@ class RoundDrain:
             self._held.discard(chat_key)
         self._on_rest(chat_key)
         # Also after a lost lease: a trigger that was rejected meanwhile may have requested a round.
-        seconds = await self._ledger.announce_due(chat_key)
+        seconds = await self._ledger.endings.announce_due(chat_key)
         if seconds is not None and chat_key not in self._delayed:
             # One task per chat: the first round of a burst is due first and merges the others.
             self._delayed[chat_key] = asyncio.create_task(self._announce_later(chat_key, seconds))

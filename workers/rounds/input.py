@@ -21,7 +21,6 @@ from nekro.agent.rounds import RoundInput
 from nekro.app.calls.dispatch import CallRecord, CallScope, Dispatcher
 from nekro.app.chats.writer import context_of
 from nekro.app.leases import HeldLease
-from nekro.app.rounds.events import AttemptEvents
 from nekro.app.rounds.sleeping_plugins import awake_plugins, brief_of, may_sleep
 from nekro.plugins.entries import MethodEntry
 from nekro.plugins.entry_registry import Registry
@@ -36,6 +35,7 @@ from storage.engine import Database
 from storage.files import DataAreas
 from storage.repositories.rounds import ClaimedRound, RoundReport
 from workers.calls.method_help import method_brief, names_of
+from workers.rounds.attempt_events import AttemptEvents
 from workers.rounds.chat_view import ChatView
 
 __all__ = [

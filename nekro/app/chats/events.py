@@ -161,7 +161,7 @@ async def record_caused(
 ) -> None:
     """Append what a call may have caused, after the call: it may have to wait for the call's event.
 
-    The transaction must have locked the chat. ``nekro.app.rounds.events`` appends calls.
+    The transaction must have locked the chat. ``workers.rounds.attempt_events`` appends calls.
 
     Args:
         later: see ``record``.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from loguru import logger
 
 from nekro.app.leases import CHAT, LeaseKeeper
-from nekro.app.rounds.ledger import RoundLedger
+from nekro.app.rounds.endings import RoundEndings
 from nekro_agent.durations import POLL_SECONDS
 from nekro_agent.errors import FencedError
 from storage.repositories.rounds import Round
@@ -37,7 +37,7 @@ class StoppedRounds:
 class RoundStopper:
     """Stops rounds of chats from any process."""
 
-    def __init__(self, leases: LeaseKeeper, ledger: RoundLedger, *, owner: str) -> None:
+    def __init__(self, leases: LeaseKeeper, endings: RoundEndings, *, owner: str) -> None:
         """Create the stopper.
 
         Args:
@@ -45,7 +45,7 @@ class RoundStopper:
         """
         self._database = leases.database
         self._leases = leases
-        self._ledger = ledger
+        self._endings = endings
         self._owner = owner
 
     async def stop(
@@ -59,7 +59,7 @@ class RoundStopper:
         Raises:
             NotFoundError: there is no such chat.
         """
-        found = await self._ledger.cancel(chat_key, reason=reason, turn_id=turn_id)
+        found = await self._endings.cancel(chat_key, reason=reason, turn_id=turn_id)
         running = [item for item in found if item.state is RoundState.RUNNING]
         deadline = time.monotonic() + wait_seconds
         while running and time.monotonic() < deadline:
@@ -77,16 +77,16 @@ class RoundStopper:
     async def _settle(self, chat_key: str) -> None:
         """End a round whose worker is dead, if the chat's lease is free."""
         lease = await self._leases.acquire(
-            CHAT, chat_key, owner=self._owner, seconds=self._ledger.lease_seconds
+            CHAT, chat_key, owner=self._owner, seconds=self._endings.lease_seconds
         )
         if lease is None:
             return
         try:
             async with lease:
-                await self._ledger.settle_orphans(chat_key, fence=lease.fence)
+                await self._endings.settle_orphans(chat_key, fence=lease.fence)
         except FencedError:  # this process was suspended meanwhile, and another one took over
             logger.bind(chat_key=chat_key).warning("chat_lease_lost")
-        await self._ledger.announce_due(chat_key)
+        await self._endings.announce_due(chat_key)
 
     async def _refreshed(self, rounds: list[Round]) -> list[Round]:
         async with self._database.read() as transaction:

@@ -11,26 +11,27 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from loguru import logger
 
 from broker_config.settings import AgentSettings
 from nekro.agent.history import SummaryTask, first_part, outgrown, read_summary, summary_request
 from nekro.agent.llm import LLMAnswer, LLMClient
-from nekro.agent.model import HistoryMessage, HistorySummary
+from nekro.agent.model import HistoryFile, HistoryImage, HistoryMessage, HistorySummary
 from nekro.agent.room import ModelContexts, PromptRoom
+from nekro.app.chats.attachments import Attachment, attachments_of
 from nekro.app.leases import SUMMARY, LeaseKeeper
 from nekro.app.model_meters import SummaryMeter
-from nekro.app.rounds.chat_history import shown_message
 from nekro.base.tasks import end_tasks, log_errors
 from nekro_agent.errors import BudgetExceededError, LLMError
-from nekro_agent.ports import ChatInfo
+from nekro_agent.ports import ChatInfo, MessageKind
 from storage.engine import Database
 from storage.repositories.chats import NewSummary, Summary
+from storage.repositories.messages import ANSWER_KEY, Message
 from storage.transaction import Transaction
 
-__all__ = ["RETRY_SECONDS", "ChatSummaries", "summary_before"]
+__all__ = ["RETRY_SECONDS", "ChatSummaries", "shown_message", "summary_before"]
 
 #: How long no summary is requested after a request failed; as for model groups that failed.
 RETRY_SECONDS: Final = 60.0
@@ -235,3 +236,40 @@ def _older(
     """Return the messages of the next request; none if prompts show all of them."""
     older = messages[: outgrown(messages, chat_room, most=most)]
     return older[: first_part(older, room)]
+
+
+def shown_message(message: Message) -> HistoryMessage | None:
+    """Return what the model sees of a message; None for one that is not shown."""
+    if message.is_hidden:
+        return None
+    attachments = attachments_of(message.data or {})
+    # The agent made its own pictures; the prompt has their names.
+    pictures = [a for a in attachments if a.kind == "image" and message.kind is MessageKind.USER]
+    return HistoryMessage(
+        message_id=message.id,
+        kind=message.kind,
+        text=message.text,
+        sent_at=message.created_at,
+        sequence=message.sequence,
+        sender_name=message.sender_name or "",
+        sender_id=message.sender_id or "",
+        attachments=tuple(HistoryFile(**_facts(a)) for a in attachments if a not in pictures),
+        images=tuple(HistoryImage(**_facts(a)) for a in pictures),
+        observation_of=_source(message, "observation"),
+        answer_of=_source(message, ANSWER_KEY),
+    )
+
+
+def _facts(attachment: Attachment) -> dict[str, Any]:
+    return {
+        "path": attachment.path,
+        "name": attachment.name,
+        "media_type": attachment.media_type,
+        "size_bytes": attachment.size_bytes,
+    }
+
+
+def _source(message: Message, kind: str) -> str | None:
+    """Id of the call whose result, or of the round whose answer the message is; None for other messages."""
+    found, _, source_id = (message.once_key or "").partition(":")
+    return source_id if found == kind else None
