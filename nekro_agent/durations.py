@@ -20,6 +20,7 @@ __all__ = [
     "POLL_SECONDS",
     "PROGRAM_SECONDS",
     "PROGRESS_SECONDS",
+    "PUBLISH_SECONDS",
     "REFRESH_SECONDS",
     "RETRY_SECONDS",
     "STALE_SECONDS",
@@ -51,6 +52,9 @@ GRACE_SECONDS: Final = 5.0
 #: How long plugins may delay a prompt or a message with one kind of hook; a hook in another process has half
 #: of it, so that its failure is seen here.
 HOOK_SECONDS: Final = 10.0
+#: Time limit of recording a call and of publishing it, each including reconnections: a restart of a server
+#: takes seconds, and the caller's time limit runs meanwhile.
+PUBLISH_SECONDS: Final = 6
 #: How long a program or service of the host may take to start or to answer: an interpreter, bubblewrap, a
 #: container engine, redis-server, a package index. Far above what a loaded host needs; then it is an error.
 PROGRAM_SECONDS: Final = 30.0

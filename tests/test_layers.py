@@ -302,6 +302,16 @@ def test_a_gateway_loads_nothing_that_runs_code() -> None:
     assert sorted(done.stdout.split()) == ["nekro.sandbox", "nekro.sandbox.models"]
 
 
+def test_the_sdk_s_test_world_loads_no_library_of_the_broker() -> None:
+    """Each run of a plugin's tests imports it; Celery, kombu and redis-py would be a third of its time."""
+    code = (
+        "import sys, nekro_agent.testing\n"
+        "print(*({'celery', 'kombu', 'redis', 'psycopg', 'fastapi', 'opentelemetry'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == []
+
+
 def test_no_modules_import_each_other_in_a_cycle() -> None:
     cycle = cycle_in(product_graph())
     assert cycle is None, f"import cycle: {cycle}"

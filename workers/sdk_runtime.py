@@ -6,14 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.writer import TimerFirings, append_message, request_round
 from nekro.app.model_meters import PluginModels
-from nekro.app.services import Services
 from nekro.plugins.configuration import core_config, package_policy
-from nekro.plugins.hooks import PluginHost
 from nekro.wire.invocation import new_id
 from nekro_agent import runtime
 from nekro_agent.execution.current import cause_turn_id, current_account, current_call, effect_id
@@ -30,6 +27,11 @@ from storage.timer_services import SqlCronJobs, SqlTimers
 from storage.transaction import Transaction
 from workers.jobs.downloads import SqlDownloads
 from workers.jobs.service import SqlJobs
+
+if TYPE_CHECKING:
+    from nekro.app.chats.publisher import EventPublisher
+    from nekro.app.services import Services
+    from nekro.plugins.hooks import PluginHost
 
 __all__ = [
     "SqlMessages",

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from loguru import logger
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from nekro.app.calls.detached import end_job, settle
 from nekro.app.chats.events import record_job
-from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.writer import append_message, request_round
 from nekro.wire.values import decode_arguments, encode_value, pickled_for
 from nekro_agent.errors import ArgumentError, ConflictError, ResultError
@@ -28,6 +27,9 @@ from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import RoundRequest
 from storage.states import JobState, StoredKind, TriggerKind
 from storage.transaction import Transaction
+
+if TYPE_CHECKING:
+    from nekro.app.chats.publisher import EventPublisher
 
 __all__ = [
     "MAX_ARGUMENT_BYTES",

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, TypeVar
 
-from nekro.broker.publishing import PUBLISH_SECONDS
-from nekro_agent.durations import RETRY_SECONDS
+from nekro_agent.durations import PUBLISH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import OutcomeUnknownError, StorageUnavailableError
 from storage.driver.errors import is_refusal
 

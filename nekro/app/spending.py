@@ -20,7 +20,6 @@ from loguru import logger
 
 from broker_config.settings import BudgetSettings
 from nekro.app.budgets import Budget, key_limits, limits_of_settings, measures_of
-from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.writer import append_message
 from nekro.app.retried_writes import write_with_retries
 from nekro.base.metrics import metrics
@@ -34,6 +33,7 @@ from storage.transaction import Transaction
 
 if TYPE_CHECKING:
     from nekro.agent.llm import LLMAnswer, ModelSpent
+    from nekro.app.chats.publisher import EventPublisher
 
 __all__ = [
     "Meter",

@@ -26,7 +26,6 @@ from nekro.broker.delivery.messages import CallMessage
 from nekro.broker.failures import failure_from_record
 from nekro.broker.fairness import LARGE_CHARS, ChatPace, ChatShares
 from nekro.broker.publishing import (
-    PUBLISH_SECONDS,
     Publisher,
     PublishUnknownError,
     make_publisher,
@@ -39,7 +38,13 @@ from nekro.broker.tracing import span, trace_headers
 from nekro.wire import plain_json
 from nekro.wire.invocation import Envelope, Invocation, Signer, new_id, refuse_version
 from nekro.wire.seals import TASK, Seal
-from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS, REFRESH_SECONDS, RETRY_SECONDS
+from nekro_agent.durations import (
+    CLOSE_STEP_SECONDS,
+    FRESH_SECONDS,
+    PUBLISH_SECONDS,
+    REFRESH_SECONDS,
+    RETRY_SECONDS,
+)
 from nekro_agent.errors import (
     BrokerError,
     BrokerUnavailableError,

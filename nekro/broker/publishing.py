@@ -29,7 +29,7 @@ from nekro.broker.redis.link import RedisLink, Script
 from nekro.broker.redis.losses import EPOCH, LOOK, Epoch, Place
 from nekro.broker.redis.subscription import MAX_PUBLISHED_BYTES
 from nekro.wire import plain_json
-from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS
+from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS, PUBLISH_SECONDS
 from nekro_agent.errors import BrokerUnavailableError, OverloadedError
 
 if TYPE_CHECKING:
@@ -46,11 +46,6 @@ __all__ = [
     "stored_body",
     "unavailable",
 ]
-
-#: Time limit of recording a call and of publishing it, each including reconnections: a restart of a server
-#: takes seconds, and the caller's time limit runs meanwhile.
-PUBLISH_SECONDS: Final = 6
-
 
 #: Adds a message to a queue that is not full, or delivers it directly to an idle worker, and numbers it.
 #: KEYS: queue (list), epoch (hash, see ``nekro.broker.redis.losses``), offers (sorted set). ARGV: message,

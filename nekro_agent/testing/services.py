@@ -12,10 +12,9 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker_config.settings import DatabaseSettings
-from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.writer import TimerFirings
 from nekro_agent.errors import ConflictError
 from nekro_agent.execution.current import Payer, paying
@@ -28,6 +27,11 @@ from storage.engine import Database
 from storage.migrate import upgrade
 from storage.timer_services import Firing, SqlTimers
 from workers.sdk_runtime import SqlMessages, SqlRecords
+
+if TYPE_CHECKING:
+    from nekro.app.chats.publisher import EventPublisher as _Publisher
+else:
+    _Publisher = object  # it publishes nothing; the real one imports Celery
 
 __all__ = [
     "InMemoryJobs",
@@ -61,11 +65,11 @@ def _now(work: Coroutine[Any, Any, T]) -> T:
         return thread.submit(asyncio.run, work).result()
 
 
-class RecordedTriggers(EventPublisher):
+class RecordedTriggers(_Publisher):
     """Records the chats whose rounds would be announced; nothing is published."""
 
     def __init__(self) -> None:
-        # Not that of the base class, which needs a Celery application and starts threads.
+        # Not that of ``EventPublisher``, which needs a Celery application and starts threads.
         self.adapters = frozenset()
         #: Chats whose agent was triggered, in order.
         self.chats: list[str] = []

@@ -8,12 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from loguru import logger
 
 from nekro.app.chats.events import record_job
-from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.writer import trace_of
 from nekro.app.jobs import notify_chat_of_failure, plain_data, unpack
 from nekro.app.leases import on_this_loop
@@ -42,6 +41,9 @@ from storage.repositories.jobs import Job
 from storage.transaction import Transaction
 from workers.calls.claims import DuplicateDelivery
 from workers.jobs.running import JobLines, RunningJob, RunningJobs
+
+if TYPE_CHECKING:
+    from nekro.app.chats.publisher import EventPublisher
 
 __all__ = ["Interruption", "JobResult", "JobRunner"]
 

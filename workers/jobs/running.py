@@ -19,7 +19,6 @@ from loguru import logger
 
 from nekro.app.background import BackgroundLoop, Poll
 from nekro.app.chats.events import record_job
-from nekro.app.chats.publisher import EventPublisher
 from nekro.app.jobs import info_of, plain_data
 from nekro.app.leases import JOB, HeldLease, LeaseKeeper
 from nekro.base.tasks import log_errors
@@ -33,6 +32,8 @@ from storage.repositories.jobs import Job
 
 if TYPE_CHECKING:
     from loguru import Message
+
+    from nekro.app.chats.publisher import EventPublisher
 
 __all__ = [
     "JobLines",

@@ -13,13 +13,12 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from loguru import logger
 
 from nekro.app.background import BackgroundLoop
 from nekro.app.chats.events import record_job
-from nekro.app.chats.publisher import EventPublisher
 from nekro.app.jobs import cancel_job, info_of, pack, unpack
 from nekro.app.retried_writes import write_with_retries
 from nekro.base.tasks import complete, log_errors
@@ -38,6 +37,9 @@ from storage.repositories.jobs import Job, NewJob
 from storage.states import CrashPolicy, JobState, StoredKind
 from storage.transaction import Transaction
 from workers.jobs.running import JobWatch
+
+if TYPE_CHECKING:
+    from nekro.app.chats.publisher import EventPublisher
 
 __all__ = ["SqlJobs"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from loguru import logger
 
@@ -16,7 +16,6 @@ from broker_config.settings import ApprovalSettings
 from nekro.app.approvals.requests import ApprovalSeal, digest_of, record_decided
 from nekro.app.approvals.shown import arguments_of
 from nekro.app.calls.detached import begin_job, settle
-from nekro.app.chats.publisher import EventPublisher
 from nekro.app.retried_writes import write_with_retries
 from nekro.broker.delivery.messages import CallMessage
 from nekro.plugins.entries import MethodEntry
@@ -34,6 +33,9 @@ from storage.engine import Database
 from storage.repositories.calls import Call
 from storage.states import ApprovalScope, ApprovalState
 from storage.transaction import Transaction
+
+if TYPE_CHECKING:
+    from nekro.app.chats.publisher import EventPublisher
 
 __all__ = ["ApprovalDecisions", "cancel_pending"]
 

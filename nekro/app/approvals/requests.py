@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from broker_config.settings import ApprovalSettings
 from nekro.app.approvals.shown import arguments_of, shown_call
 from nekro.app.chats.events import record_caused
-from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.writer import append_message
 from nekro.app.retried_writes import write_with_retries
 from nekro.broker.delivery.messages import CallMessage
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 
     from pydantic import SecretStr
 
+    from nekro.app.chats.publisher import EventPublisher
     from storage.accounts.approvals import Approval, NewApproval
 
 __all__ = [

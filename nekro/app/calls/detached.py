@@ -8,10 +8,9 @@ informs the chat in the same transaction, and requests a round if the chat waits
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from nekro.app.chats.events import record_job
-from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.writer import append_message, request_round
 from nekro.base.metrics import metrics
 from nekro.plugins.entries import MethodEntry
@@ -28,6 +27,9 @@ from storage.repositories.messages import Message, NewMessage
 from storage.repositories.rounds import RoundRequest
 from storage.states import CallState, TriggerKind
 from storage.transaction import Transaction
+
+if TYPE_CHECKING:
+    from nekro.app.chats.publisher import EventPublisher
 
 __all__ = [
     "CallDetacher",

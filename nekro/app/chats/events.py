@@ -14,9 +14,8 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from nekro.app.chats.publisher import EventPublisher
 from nekro.sandbox.models import StopType
 from nekro_agent.durations import FRESH_SECONDS, REFRESH_SECONDS
 from nekro_agent.errors import NotFoundError
@@ -28,6 +27,9 @@ from storage.repositories.jobs import Job
 from storage.repositories.messages import Message
 from storage.repositories.rounds import ClaimedRound, Round
 from storage.transaction import Transaction
+
+if TYPE_CHECKING:
+    from nekro.app.chats.publisher import EventPublisher
 
 __all__ = [
     "LiveText",

@@ -14,9 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from threading import Lock
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from celery import Celery
 from loguru import logger
 
 from broker_config.topology import (
@@ -34,6 +33,9 @@ from nekro_agent.durations import DEFER_SECONDS
 from nekro_agent.errors import NekroError
 from nekro_agent.methods import Lane
 from storage.repositories.calls import Call
+
+if TYPE_CHECKING:
+    from celery import Celery
 
 __all__ = ["EventPublisher"]
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from nekro.app.chats.events import message_event, record, record_caused, turn_started
-from nekro.app.chats.publisher import EventPublisher
 from nekro.broker.tracing import TurnTrace, begin_turn, is_tracing
 from nekro.wire.invocation import Invocation
 from nekro_agent.execution.current import current_account
@@ -24,6 +23,9 @@ from storage.repositories.rounds import Round, RoundRequest
 from storage.states import StoredKind, TriggerKind
 from storage.timer_services import Firing
 from storage.transaction import Transaction
+
+if TYPE_CHECKING:
+    from nekro.app.chats.publisher import EventPublisher
 
 __all__ = [
     "ChatSource",

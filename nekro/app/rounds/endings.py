@@ -7,7 +7,7 @@ chat, cancelled calls), under the chat's lock and the fencing token of its lease
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from loguru import logger
 
@@ -16,7 +16,6 @@ from nekro.agent import verdict
 from nekro.app.approvals.decisions import cancel_pending
 from nekro.app.calls.detached import end_job
 from nekro.app.chats.events import record, round_ended
-from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.writer import append_message
 from nekro.app.rounds.runs import listed_calls
 from nekro.app.rounds.turn_ends import TurnFault, interruption_of, record_turn_spans, turn_ends, woken_by
@@ -29,6 +28,9 @@ from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import ClaimedRound, Round, RoundReport, RoundRequest
 from storage.states import RoundState, TriggerKind
 from storage.transaction import Transaction
+
+if TYPE_CHECKING:
+    from nekro.app.chats.publisher import EventPublisher
 
 __all__ = ["RoundEndings", "count_after_commit"]
 

@@ -6,14 +6,13 @@ import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 from loguru import logger
 
 from broker_config.settings import AgentSettings
 from nekro.app.calls.fleet_calls import MessageHooks
-from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.writer import append_message, context_of, ensure_chat, request_round
 from nekro.app.rounds.stop import RoundStopper, StoppedRounds
 from nekro.wire.invocation import new_id
@@ -35,6 +34,9 @@ from storage.repositories.messages import Message, NewMessage
 from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind, account_of_key
 from storage.transaction import Transaction
+
+if TYPE_CHECKING:
+    from nekro.app.chats.publisher import EventPublisher
 
 __all__ = ["AlsoWrite", "MessageIntake", "Receipt"]
 
