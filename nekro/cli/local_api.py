@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -16,9 +17,11 @@ from nekro.cli.local_events import chat_events
 from nekro.cli.local_operations import CHAT, OPERATIONS, Operation
 
 if TYPE_CHECKING:
+    from broker_config.app import NekroApp
     from nekro.app.chats.attachments import FileIds
     from nekro.app.services import Services
     from nekro.operations.actor import Actor
+    from nekro.wire.invocation import Signer
     from nekro_client import AsyncClient
     from nekro_client.models import Event
     from storage.engine import Database
@@ -69,6 +72,22 @@ class LocalServices:
         return FileIds(resolve_signing_key(self.settings).get_secret_value())
 
     @shared_property
+    def app(self) -> NekroApp:
+        """The Celery application, for operations that use the broker alone."""
+        from broker_config.app import create_app
+        from broker_config.embedded import resolve_settings
+
+        return create_app(resolve_settings(self.settings))
+
+    @shared_property
+    def signer(self) -> Signer:
+        """Signs and verifies invocations."""
+        from broker_config.embedded import resolve_signing_key
+        from nekro.wire.invocation import Signer
+
+        return Signer.from_text(resolve_signing_key(self.settings).get_secret_value())
+
+    @shared_property
     def _services(self) -> Services:
         from broker_config.embedded import make_data_dir, resolve_settings
         from nekro.app.services import CALLER, Services
@@ -86,6 +105,8 @@ class LocalServices:
     async def __aexit__(self, *_: object) -> None:
         if "_services" in vars(self):
             await self._services.close()
+        if "app" in vars(self):
+            await asyncio.to_thread(self.app.close)
         if "database" in vars(self):
             await self.database.dispose()
 

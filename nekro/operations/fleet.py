@@ -7,18 +7,16 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from redis.exceptions import RedisError
-
-from nekro.broker.broker_figures import QueueFigures, read_dead, read_queues
 from nekro.broker.dead_letters import DeadLetters, DeadMessage, DeadPosition
 from nekro.operations.actor import Actor, Scope
 from nekro.operations.pages import Beginning, Cursor, Limit, cursor_of, number_of
 from nekro_agent.errors import BrokerUnavailableError, NekroError
 from nekro_client.models import DeadLetter, Page, Queue, Queues, RetryBody, Work, Worker
-from storage.listings.series import OpenWork
 
 if TYPE_CHECKING:
     from nekro.app.services import Services
+    from nekro.broker.broker_figures import QueueFigures
+    from storage.listings.series import OpenWork
 
 __all__ = [
     "dead_letter_answer",
@@ -158,6 +156,10 @@ async def _with_letters(actor: Actor, work: Callable[[DeadLetters], T]) -> T:
 
 
 def _read_broker(services: Services) -> tuple[list[QueueFigures], int | None]:
+    from redis.exceptions import RedisError
+
+    from nekro.broker.broker_figures import read_dead, read_queues
+
     try:
         return read_queues(services.app), read_dead(services.app)
     except NekroError:

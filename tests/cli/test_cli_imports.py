@@ -33,7 +33,8 @@ with open(modules, "w") as file:
 """
 #: Libraries that take long to import, and packages that only workers need.
 HEAVY = (
-    "sqlalchemy", "alembic", "celery", "kombu", "opentelemetry", "jinja2", "httpx", "yaml",
+    "sqlalchemy", "alembic", "celery", "kombu", "opentelemetry", "jinja2", "httpcore", "httpx",
+    "yaml",
     "prometheus_client", "psycopg", "plugin_pkgs", "nekro_plugins", "nekro.agent", "nekro.plugins.loader",
     "workers.pools", "nekro_agent.plugin", "nekro_agent.schemas.agent_ctx",
 )  # fmt: skip
@@ -115,6 +116,10 @@ def test_a_call_imports_neither_plugins_nor_sqlalchemy_nor_celery(
 
 def test_lists_import_neither_plugins_nor_a_broker(run: Callable[..., set[str]]) -> None:
     assert heavy(run(["plugins", "--json"], ["methods"], ["command"])) == []
+
+
+def test_dead_letters_are_listed_without_libraries_of_the_database(run: Callable[..., set[str]]) -> None:
+    assert {"sqlalchemy", "httpx", "httpcore"}.isdisjoint(run(["dead"]))
 
 
 def test_no_command_imports_a_plugin_or_the_plugin_loader(
