@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, chosen_id
-from nekro.cli.gateway_client import translated, waiting_client
+from nekro.cli.gateway_client import gateway_of_up, translated, waiting_client
 from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class SystemNeed:
     needs_workers: bool = False
     #: Checks the requirements of workers; called only when workers are started.
     before_start: Callable[[Settings], None] | None = None
+    #: Whether `nekro up` is asked, as in ``open_api``, if it has workers of all lanes.
+    asks_up: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,29 +70,43 @@ def is_over_gateway() -> bool:
 
 
 @asynccontextmanager
-async def open_api(deps: Deps, *, system: SystemNeed | None = None) -> AsyncIterator[AsyncClient]:
+async def open_api(
+    deps: Deps, *, system: SystemNeed | None = None, asks_up: bool = False
+) -> AsyncIterator[AsyncClient]:
     """Open the API.
 
     Args:
         system: what the command needs besides the gateway's rows; None: services open when they are used.
+        asks_up: whether `nekro up` on the data directory is asked, if it serves the API: for commands that
+            start slower with the libraries of the database than with the client.
 
     Raises:
         NekroError: the API refused a request inside the block.
     """
-    if is_over_gateway():
-        with translated():
-            async with waiting_client() as client:
-                yield client
-        return
     if system is not None:
         async with open_system_api(deps, system) as opened:
             yield opened.api
+        return
+    url = None if is_over_gateway() or not asks_up else gateway_of_up(deps.load_settings())
+    if is_over_gateway() or url is not None:
+        async with _client(deps, url) as api:
+            yield api
         return
     from nekro.cli.local_api import LocalServices, local_api, refusals
 
     async with LocalServices(deps.load_settings()) as services:
         with refusals():
             yield local_api(services)
+
+
+@asynccontextmanager
+async def _client(deps: Deps, url: str | None) -> AsyncIterator[AsyncClient]:
+    """Open the client of `nekro up` at a URL, or of the gateway that ``NEKRO_URL`` names."""
+    if url is not None:
+        os.environ["NEKRO_DATA_DIR"] = str(deps.load_settings().data_dir)  # where the client finds its key
+    with translated():
+        async with waiting_client(url) as client:
+            yield client
 
 
 @asynccontextmanager
@@ -106,8 +122,10 @@ async def open_system_api(
     Raises:
         NekroError: the API refused a request inside the block; others as from ``open_services``.
     """
-    if is_over_gateway():
-        async with open_api(deps) as api:
+    asks_up = system.asks_up and not is_over_gateway()
+    url = gateway_of_up(deps.load_settings(), system.lanes) if asks_up else None
+    if is_over_gateway() or url is not None:
+        async with _client(deps, url) as api:
             yield SystemApi(api=api, errors=translated)
         return
     from nekro.cli.local_api import local_api, refusals

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nekro_agent import errors
+from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import (
     LLMError,
     MethodFailedError,
@@ -19,12 +21,15 @@ from nekro_agent.errors import (
 )
 
 if TYPE_CHECKING:
+    from broker_config.settings import Settings
+    from nekro_agent.methods import Lane
     from nekro_client import AsyncClient, Client
     from nekro_client.models import Page, Turn
 
 __all__ = [
     "error_of",
     "failure_of",
+    "gateway_of_up",
     "invalid",
     "newest",
     "open_client",
@@ -35,6 +40,8 @@ __all__ = [
 
 T = TypeVar("T")
 
+#: Bytes of an answer that have its status.
+_STATUS_LINE: Final = 12
 #: A person waits at the terminal, so a command gives up sooner than a program.
 _RETRY_SECONDS: Final = 5.0
 
@@ -73,11 +80,46 @@ def open_client() -> Iterator[Client]:
         yield client
 
 
-def waiting_client() -> AsyncClient:
-    """Return the asynchronous client of the gateway, for a person who waits."""
+def waiting_client(url: str | None = None) -> AsyncClient:
+    """Return the asynchronous client of the gateway, for a person who waits.
+
+    Args:
+        url: of a gateway of this host that takes the local key; None: that of ``NEKRO_URL``.
+    """
     from nekro_client import AsyncClient
 
-    return AsyncClient(retry_seconds=_RETRY_SECONDS)
+    if url is not None:
+        os.environ.pop("NEKRO_KEY", None)  # of another gateway
+    return AsyncClient(url, retry_seconds=_RETRY_SECONDS)
+
+
+def gateway_of_up(settings: Settings, lanes: Sequence[Lane] = ()) -> str | None:
+    """Return the URL of the gateway of `nekro up` on the data directory; None if there is none that answers.
+
+    Where the settings name a broker or a database, another system may be meant.
+
+    Args:
+        lanes: those that must have a worker there.
+    """
+    from nekro.cli.services.ownership import read_running
+
+    if settings.broker.url is not None or settings.database.url is not None:
+        return None
+    running = read_running(settings.data_dir)
+    if running is None or not running.gateway_url or not running.lanes.issuperset(lanes):
+        return None
+    return running.gateway_url if _answers(running.gateway_url) else None
+
+
+def _answers(url: str) -> bool:
+    """Whether a gateway answers at once; one that has crashed does not, although its socket is open."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=FRESH_SECONDS) as probe:
+            probe.sendall(f"GET /healthz HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+            return probe.recv(_STATUS_LINE).startswith(b"HTTP/1.1 2")
+    except OSError:
+        return False
 
 
 @contextmanager
@@ -95,7 +137,7 @@ def translated() -> Iterator[None]:
     except ApiError as exc:
         raise error_of(exc.code, exc.status, exc.detail, request_id=exc.request_id) from exc
     except ClientError as exc:
-        raise ServiceError(f"{os.environ.get('NEKRO_URL')}: {exc}") from exc
+        raise ServiceError(f"{os.environ.get('NEKRO_URL') or 'gateway of `nekro up`'}: {exc}") from exc
     except ValueError as exc:
         raise invalid(exc) from exc
 
@@ -141,7 +183,9 @@ def failure_of(turn: Turn) -> LLMError | None:
     if turn.state not in (TurnState.FAILED, TurnState.CANCELLED):
         return None
     verb = "failed" if turn.state is TurnState.FAILED else "was cancelled"
-    last = turn.rounds[-1].number if turn.rounds else 1
+    last = turn.rounds[-1] if turn.rounds else None
+    reason = turn.error or (last and last.error)
     return LLMError(
-        f"the turn {verb} in round {last}: {turn.error.text if turn.error else 'no reason is recorded'}"
+        f"the turn {verb} in round {last.number if last else 1}: "
+        f"{reason.text if reason else 'no reason is recorded'}"
     )

@@ -94,7 +94,7 @@ async def _read(args: Args, deps: Deps) -> tuple[list[dict[str, Any]], list[dict
     items: list[dict[str, Any]] = []
     budgets: list[dict[str, Any]] = []
     cursor: str | None = None
-    async with open_api(deps) as api:
+    async with open_api(deps, asks_up=True) as api:
         while True:
             page = await api.costs(by=args.by, since=args.since, until=args.until, cursor=cursor, limit=PAGE)
             items += [one.model_dump() for one in page.items]

@@ -88,7 +88,7 @@ def run(args: Args, deps: Deps) -> int:
 
 
 async def _run(args: Args, deps: Deps) -> None:
-    async with open_api(deps) as api:
+    async with open_api(deps, asks_up=True) as api:
         if args.action == "list":
             show_list(await _newest(api, args, open_only=args.open), args, deps)
             return

@@ -107,7 +107,7 @@ def run(args: Args, deps: Deps) -> int:
 async def _run(args: Args, deps: Deps) -> None:
     from nekro_agent.shared_clock import shared_time
 
-    async with open_api(deps) as api:
+    async with open_api(deps, asks_up=True) as api:
         if args.action == "list":
             show_list([key.model_dump() for key in await api.keys.list()], args, deps)
         elif args.action == "revoke":

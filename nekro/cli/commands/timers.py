@@ -80,7 +80,7 @@ def run(args: Args, deps: Deps) -> int:
 
 
 async def _run(args: Args, deps: Deps) -> None:
-    async with open_api(deps) as api:
+    async with open_api(deps, asks_up=True) as api:
         page = partial(api.timers.list, chat_key=args.chat_key)
         if args.action == "list":
             found = await all_of(page, limit=args.limit)

@@ -7,7 +7,7 @@ releases when the process ends, so there are no stale pid files.
     owner.lock   exclusive, held by the owner until its process ends
     users.lock   shared, held by each borrower; the owner of a command's own system takes it
                  exclusively before it stops, so it never stops services that a borrower uses
-    up.json      the workers of the owner; present only while the system is ready
+    up.json      workers and gateway of the owner; present only while the system is ready
     starting     what an owner whose system starts waits for; written as long as that goes on
 """
 
@@ -51,6 +51,8 @@ class RunningSystem:
     pid: int
     started_at: str
     workers: tuple[WorkerEntry, ...]
+    #: URL of its gateway, if that takes the local key; "" if there is none.
+    gateway_url: str = ""
 
     @property
     def lanes(self) -> frozenset[str]:
@@ -90,10 +92,14 @@ class Ownership:
         """Whether this process is the owner."""
         return self._owner_file is not None
 
-    def publish(self, *, command: str, workers: tuple[WorkerEntry, ...]) -> None:
+    def publish(self, *, command: str, workers: tuple[WorkerEntry, ...], gateway_url: str = "") -> None:
         """Write ``up.json``: the system is ready. The file is replaced atomically."""
         running = RunningSystem(
-            command=command, pid=os.getpid(), started_at=datetime.now(UTC).isoformat(), workers=workers
+            command=command,
+            pid=os.getpid(),
+            started_at=datetime.now(UTC).isoformat(),
+            workers=workers,
+            gateway_url=gateway_url,
         )
         write_private(self._record_path, json.dumps(asdict(running), indent=2) + "\n")
 

@@ -211,6 +211,8 @@ class Supervisor:
             started = time.monotonic()
             code = await self._children[spec.name].wait()
             pause = backoff.after(time.monotonic() - started)
+            if spec.name == GATEWAY:
+                self._publish()  # commands do without it
             if spec.lane and is_crash(code):  # a library may not have survived the fork
                 await self._end_template(f"{spec.name} ended with {describe_exit(code)}")
             self._output.words(f"{spec.name} ended with {describe_exit(code)}; restarting in {pause:.1f} s")
@@ -275,8 +277,13 @@ class Supervisor:
                 child.signal(number)
 
     def _publish(self) -> None:
-        workers = [child for child in self._children.values() if child.spec.lane and child.exit_code is None]
-        self._ownership.publish(command="up", workers=entries(workers))
+        from nekro.gateway.access.keys import is_local as takes_local_key
+
+        alive = [child for child in self._children.values() if child.exit_code is None]
+        workers = [child for child in alive if child.spec.lane]
+        serves = any(child.spec.name == GATEWAY for child in alive)
+        url = self._api_url if serves and takes_local_key(self._settings) else ""
+        self._ownership.publish(command="up", workers=entries(workers), gateway_url=url)
 
 
 def _calls(spec: ChildSpec) -> bool:
