@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nekro.cli.gateway_client import invalid
 from nekro.cli.local_events import ended_turn, last_event_number
+from nekro.cli.local_messages import send_message
 
 if TYPE_CHECKING:
     from nekro.operations.actor import Actor
@@ -143,6 +144,7 @@ OPERATIONS: Final[_Table] = {**_WORK, **_FLEET, **_ACCOUNTS, **_TURNS, **_CATALO
 
 #: Those of a chat, ``client.chat(key)``, which take its key first.
 CHAT: Final[_Table] = {
+    "send": _of(send_message),
     "summary": _of("chats.get_chat"),
     "messages": _of("chats.list_messages"),
     "turns": _of("turn_lists.list_turns"),

@@ -148,6 +148,7 @@ OVER_API: Final = frozenset(
         "jobs",
         "keys",
         "reset",
+        "send",
         "tail",
         "timers",
         "trace",

@@ -30,6 +30,7 @@ from nekro_agent.errors import NotFoundError, UsageError
 from nekro_agent.files.names import HEAD_BYTES, suffix_of
 from nekro_agent.ports import ChatInfo, IncomingMessage, MessageKind
 from nekro_client.models import (
+    MessageBody,
     NewFilePart,
     NewImagePart,
     NewPart,
@@ -46,6 +47,7 @@ from storage.transaction import Transaction
 __all__ = [
     "MOST_PARTS",
     "Content",
+    "incoming_message",
     "post_message",
     "posted_message",
     "replay_turn",
@@ -149,6 +151,36 @@ def _decoded(url: str, name: str | None, kind: str) -> tuple[str, bytes]:
 
 def _invalid(detail: str) -> RefusedError:
     return RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_part", detail)
+
+
+async def incoming_message(
+    services: Services,
+    identity: Identity,
+    chat_key: str,
+    body: MessageBody,
+    *,
+    parts: Sequence[NewPart],
+    files: Sequence[Attachment],
+) -> IncomingMessage:
+    """Return the message of a body, whose files are stored.
+
+    Args:
+        parts: text and parts of the body, in order.
+        files: of the message; they follow the parts.
+
+    Raises:
+        RefusedError: as from ``stored_content`` and ``sender_of``.
+    """
+    user_id = sender_of(identity, body.user_id)
+    content = await stored_content(services, identity, chat_key, parts, files=files)
+    return IncomingMessage(
+        chat_key=chat_key,
+        text=content.text,
+        user_id=user_id,
+        user_name=body.user_name or user_id,
+        is_tome=body.to_agent,
+        content_data=content.segments,
+    )
 
 
 def sender_of(identity: Identity, stated: str | None) -> str:

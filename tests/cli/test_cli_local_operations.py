@@ -12,8 +12,8 @@ import pytest
 from nekro.cli.local_operations import CHAT, OPERATIONS, Operation
 from nekro_client import AsyncClient
 
-#: Sent with a request, which a command in the process of the operations does not repeat.
-_OF_REQUESTS = {"idempotency_key"}
+#: Sent with a request: a command in the process of the operations does not repeat it, and waits by itself.
+_OF_REQUESTS = {"idempotency_key", "send.wait"}
 
 
 def entries(table: Mapping[str, Any], path: str) -> Iterator[tuple[str, Operation]]:
@@ -57,7 +57,8 @@ def is_required(parameter: Parameter) -> bool:
 def test_an_operation_takes_the_arguments_of_the_method_of_the_client(path: str) -> None:
     wanted = method_of_client(path).parameters
     given = signature_of(ENTRIES[path], bound=path.startswith("chat.")).parameters
-    missing = wanted.keys() - given.keys() - _OF_REQUESTS
+    of_requests = {one.removeprefix(f"{path.rpartition('.')[2]}.") for one in _OF_REQUESTS}
+    missing = wanted.keys() - given.keys() - of_requests
     assert not missing, f"{path} lacks {missing}"
     demanded = {name for name, parameter in given.items() if is_required(parameter)}
     assert demanded <= {name for name, parameter in wanted.items() if is_required(parameter)}

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from nekro.cli.api import SystemApi, SystemNeed, open_system_api
 from nekro.cli.command import Deps, arg, chat_key, json_flag
 from nekro.cli.commands.history import describe_message
-from nekro.cli.gateway_client import failure_of, open_client
+from nekro.cli.gateway_client import failure_of
 from nekro.cli.output import PartialError, one_line
 from nekro.cli.running import run_async
-from nekro.cli.services.system import ROUND_LANES, open_services
-from nekro.cli.views.turns import (
-    last_sequence,
-    messages_after,
-    require_model,
-    require_success,
-    wait_for_quiet,
-)
-from nekro_agent.errors import LLMError, UsageError
-from nekro_agent.ports import MessageKind
+from nekro.cli.services.system import ROUND_LANES
+from nekro.cli.views.turns import require_model
+from nekro_agent.errors import UsageError
 
 if TYPE_CHECKING:
-    from nekro.app.chats.attachments import Attachment
     from nekro.app.services import Services
-    from storage.engine import Database
+    from nekro_client.models import Turn
 
 __all__ = [
     "DEFAULT_USER",
     "EPILOG",
     "Args",
     "run",
-    "run_over_gateway",
     "show_answers",
 ]
 
@@ -106,57 +97,74 @@ def run(args: Args, deps: Deps) -> int:
     """Send the message; wait for the turn with ``--wait`` or on services of its own."""
     if not args.text.strip() and not args.files:
         raise UsageError("the message is empty; write a text or --file PATH")
-    settings = deps.load_settings()
+    run_async(_send(args, deps))
+    return 0
 
-    async def work() -> int:
-        from nekro.app import use_cases
-        from nekro.operations.chats import message_answer
 
-        async with open_services(
-            settings,
-            command="send",
-            lanes=ROUND_LANES,
-            output=deps.output,
-            before_start=require_model,
-            needs_workers=False,
-        ) as (system, services):
-            files = await _stored(services, args)
-            before = await last_sequence(services.database, args.chat_key)
-            message_id = await use_cases.receive_message(
-                services,
-                args.chat_key,
-                args.text,
-                user_id=args.user_id,
-                user_name=args.user_name or args.user_id,
-                is_tome=not args.overheard,
-                adapter_key=args.adapter,
-                channel_id=args.channel_id,
-                channel_type=args.channel_type,
-                channel_name=args.channel_name,
-                files=files,
-            )
-            if message_id is None:
-                raise UsageError(f"a plugin's hook blocks messages of {args.user_id}; nothing was recorded")
-            waits = args.wait or system.own
-            if waits:
-                seconds = settings.agent.turn_seconds
-                await wait_for_quiet(services.database, args.chat_key, seconds=seconds)
-            news = await messages_after(services.database, args.chat_key, sequence=before)
-            failure = await _failure(services.database, message_id) if waits else None
-        answers = [message for message in news if waits and message.kind is MessageKind.ASSISTANT]
-        shown = [describe_message(message_answer(answer, services.file_ids)) for answer in answers]
-        described = {"id": message_id, "answers": shown}
-        if args.json and failure is None:
-            deps.output.json(described)
-        if not (args.json or waits):
-            deps.output.data(message_id)
-        if not args.json:
-            show_answers(shown, deps)
-        if failure is not None:
-            raise PartialError(failure, described)
-        return 0
+async def _send(args: Args, deps: Deps) -> None:
+    channel = _stated_channel(args)
+    system = SystemNeed(command="send", lanes=ROUND_LANES, before_start=require_model, asks_up=not channel)
+    async with open_system_api(deps, system) as opened:
+        await _record_channel(opened.services, args.chat_key, channel)
+        posted = await opened.api.chat(args.chat_key).send(
+            args.text or None,
+            files=args.files,
+            user_id=args.user_id,
+            user_name=args.user_name,
+            to_agent=not args.overheard,
+        )
+        if posted.message is None:
+            raise UsageError(f"a plugin's hook blocks messages of {args.user_id}; nothing was recorded")
+        waits = args.wait or opened.own
+        turns = await _ended(opened, posted.turn_id) if waits and posted.turn_id else []
+    messages = [message for turn in turns for message in turn.messages]
+    answers = [describe_message(message) for message in messages if message.kind == "assistant"]
+    described = {"id": posted.message.id, "answers": answers}
+    failure = failure_of(turns[0]) if turns else None
+    if args.json and failure is None:
+        deps.output.json(described)
+    if not (args.json or waits):
+        deps.output.data(posted.message.id)
+    if not args.json:
+        show_answers(answers, deps)
+    if failure is not None:
+        raise PartialError(failure, described)
 
-    return run_async(work())
+
+def _stated_channel(args: Args) -> dict[str, str]:
+    """Return what the options say of the chat."""
+    stated = {
+        "adapter_key": args.adapter,
+        "channel_id": args.channel_id,
+        "channel_type": args.channel_type,
+        "channel_name": args.channel_name,
+    }
+    return {name: value for name, value in stated.items() if value is not None}
+
+
+async def _record_channel(services: Services | None, chat_key: str, channel: Mapping[str, str]) -> None:
+    """Record what the options say of the chat.
+
+    Raises:
+        UsageError: the message goes over a gateway, which takes that from the chat key.
+    """
+    if not channel:
+        return
+    if services is None:
+        option = next(iter(channel)).removesuffix("_key").replace("_", "-")
+        raise UsageError(f"--{option} is not stated over a gateway; the chat key names adapter and channel")
+    from nekro.app.chats.writer import ensure_chat
+
+    async with services.database.begin() as transaction:
+        await ensure_chat(transaction, chat_key, **channel)
+
+
+async def _ended(opened: SystemApi, turn_id: str) -> list[Turn]:
+    """Wait for the end of a turn; returns it, and the one into which it was merged: that has the answers."""
+    services = opened.services
+    seconds = None if services is None else services.settings.agent.turn_seconds
+    turn = await opened.api.turns.wait(turn_id, timeout_seconds=seconds)
+    return [turn] if turn.merged_into is None else [turn, await opened.api.turns.get(turn.merged_into)]
 
 
 def show_answers(answers: Sequence[Mapping[str, Any]], deps: Deps) -> None:
@@ -169,53 +177,3 @@ def show_answers(answers: Sequence[Mapping[str, Any]], deps: Deps) -> None:
             deps.output.data(answer["text"])
         for file in files:
             deps.output.data(one_line(f"[{file.kind} {file.path}]"))
-
-
-async def _stored(services: Services, args: Args) -> list[Attachment]:
-    if not args.files:
-        return []
-    area = services.files_of(await services.chat(args.chat_key))
-    return [await asyncio.to_thread(area.add_file, path) for path in args.files]
-
-
-async def _failure(database: Database, message_id: str) -> LLMError | None:
-    try:
-        await require_success(database, message_id=message_id)
-    except LLMError as exc:
-        return exc
-    return None
-
-
-def run_over_gateway(args: Args, deps: Deps) -> int:
-    """Send the message; with ``--wait`` until its turn has ended."""
-    if not args.text.strip() and not args.files:
-        raise UsageError("the message is empty; write a text or --file PATH")
-    stated = {"--adapter": args.adapter, "--channel-id": args.channel_id, "--channel-type": args.channel_type,
-              "--channel-name": args.channel_name}  # fmt: skip
-    for option, value in stated.items():
-        if value is not None:
-            raise UsageError(f"{option} is not stated over a gateway; the chat key names adapter and channel")
-    with open_client() as client:
-        posted = client.chat(args.chat_key).send(
-            args.text or None,
-            files=args.files,
-            user_id=args.user_id,
-            user_name=args.user_name,
-            to_agent=not args.overheard,
-        )
-        if posted.message is None:
-            raise UsageError(f"a plugin's hook blocks messages of {args.user_id}; nothing was recorded")
-        turn = client.turns.wait(posted.turn_id) if args.wait and posted.turn_id else None
-    answers = [message for message in turn.messages if message.kind == "assistant"] if turn else []
-    shown = [describe_message(answer) for answer in answers]
-    described = {"id": posted.message.id, "answers": shown}
-    failure = None if turn is None else failure_of(turn)
-    if args.json and failure is None:
-        deps.output.json(described)
-    if not (args.json or args.wait):
-        deps.output.data(posted.message.id)
-    if not args.json:
-        show_answers(shown, deps)
-    if failure is not None:
-        raise PartialError(failure, described)
-    return 0

@@ -20,13 +20,13 @@ from nekro.operations import chats
 from nekro.operations.actor import Scope
 from nekro.operations.admission import KeyFiles
 from nekro.operations.pages import MOST_WAIT_SECONDS
+from nekro.operations.posting import incoming_message, posted_message, sender_of
 from nekro.operations.posting import post_message as post_to_chat
-from nekro.operations.posting import posted_message, sender_of, stored_content
 from nekro.operations.turns import read_turn
 from nekro_agent.ports import IncomingMessage
 from nekro_client.models import PostedMessage, Turn
 
-__all__ = ["router"]
+__all__ = ["MOST_WAIT_SECONDS", "router"]
 
 router = APIRouter(route_class=KeyedRoute, tags=["messages"])
 
@@ -58,19 +58,13 @@ async def post_message(
     if wait:
         identity.require(Scope.READ)
     async with open_message(request, services) as posted:
-        user_id = sender_of(identity, posted.body.user_id)
+        sender_of(identity, posted.body.user_id)  # before a repetition is looked up
         once = await once_of(request, body=posted.digest)
 
         async def message() -> IncomingMessage:
             files = await store_files(KeyFiles(services, identity, chat_key), posted.files)
-            content = await stored_content(services, identity, chat_key, posted.parts, files=files)
-            return IncomingMessage(
-                chat_key=chat_key,
-                text=content.text,
-                user_id=user_id,
-                user_name=posted.body.user_name or user_id,
-                is_tome=posted.body.to_agent,
-                content_data=content.segments,
+            return await incoming_message(
+                services, identity, chat_key, posted.body, parts=posted.parts, files=files
             )
 
         receipt = await post_to_chat(
@@ -87,7 +81,6 @@ async def post_message(
 
 
 route(router, "GET", "/chats/{chat_key}/messages", chats.list_messages)
-route(router, "GET", "/chats/{chat_key}/summaries", chats.list_summaries)
 route(router, "POST", "/chats/{chat_key}/reset", chats.reset_chat)
 route(router, "POST", "/chats/{chat_key}/cancel", chats.cancel_chat)
 
