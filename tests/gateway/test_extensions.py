@@ -134,6 +134,13 @@ async def test_a_chat_platform_is_an_extension(telegraph: None, fleet: Fleet) ->
     assert not office.is_open
 
 
+def test_examples_of_an_extension_are_in_the_document(telegraph: None, fleet: Fleet) -> None:
+    paths = json.loads(document(create_app(fleet.settings)))["paths"]
+    fetch = paths["/telegraph/{office}"]["get"]
+    assert fetch["parameters"][0]["example"] == "berlin"
+    assert fetch["responses"]["200"]["content"]["application/json"]["example"] == ["It rains in Berlin"]
+
+
 async def test_nothing_is_queued_for_an_extension_that_is_left_out(telegraph: None, fleet: Fleet) -> None:
     async with served(create_app(without("telegraph", fleet.settings))) as client:
         assert (await client.get("/telegraph/london")).status_code == 404

@@ -7,6 +7,7 @@ from typing import Final
 from fastapi import APIRouter, HTTPException, Request
 
 from nekro.gateway.dependencies import ServicesDep
+from nekro.gateway.document.examples import JSON, Examples
 from nekro.gateway.extensions import GatewayPart, Running, running
 from nekro_agent.ports import IncomingMessage
 
@@ -67,4 +68,10 @@ async def fetch(office: str, services: ServicesDep) -> list[str]:
     return [message.text for message in found if message is not None]
 
 
-GATEWAY_PART: Final = GatewayPart(root=(router,), build=lambda _services, _hub: Office())
+GATEWAY_PART: Final = GatewayPart(
+    root=(router,),
+    build=lambda _services, _hub: Office(),
+    examples=Examples(
+        parameters={"office": "berlin"}, operations={"fetch": {"answer": {JSON: ["It rains in Berlin"]}}}
+    ),
+)
