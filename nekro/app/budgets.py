@@ -151,7 +151,7 @@ def limits_of_settings(settings: BudgetSettings) -> dict[BudgetScope, Mapping[st
 
 
 def key_limits(settings: BudgetSettings, key: PayingKey | None) -> dict[str, float]:
-    """Return the limits of a key: its own ones, and those of the settings for what it does not limit."""
+    """Return the limits of a key: its own ones, and where it has none those of the settings."""
     own = {} if key is None else {"cost": key.cost_per_day, "tokens": key.tokens_per_day}
     return {**settings.key, **{name: float(limit) for name, limit in own.items() if limit is not None}}
 
@@ -171,7 +171,7 @@ _MOST_SHOWN: Final = 50
 
 @dataclass(frozen=True, kw_only=True)
 class CostPage:
-    """Some sums, and the group after which the next page begins; None after the last one."""
+    """Some sums, and the last group of this page, where the next one continues; None on the last page."""
 
     sums: Sequence[CostSum]
     after: str | None
@@ -209,8 +209,8 @@ async def read_costs(
 async def read_budgets(transaction: Transaction, settings: BudgetSettings, *, day: str) -> list[Budget]:
     """List the budgets of a day that were used, those with the largest share first.
 
-    Of turns only those that are nearly used up. The whole system's are listed in any case. What keys keep
-    stored is of no day.
+    Budgets of turns are listed only if they are nearly used up, those of the whole system always. Quotas
+    of stored bytes belong to no day.
     """
     budgets: list[Budget] = []
     for scope, limits in limits_of_settings(settings).items():

@@ -54,7 +54,7 @@ class ServedVersion:
     entry: PluginEntry
     #: When a worker served it first.
     published_at: datetime
-    #: Names of the workers, the one that started first at the beginning.
+    #: Names of the workers, in the order of their starts.
     workers: tuple[str, ...]
 
 
@@ -66,7 +66,7 @@ class FleetCatalogue:
     workers: tuple[PublishedWorker, ...] = ()
     #: Whether workers are live; otherwise this is the last published catalogue, or nothing.
     is_live: bool = False
-    #: Of each plugin the version that callers see, in loading order.
+    #: The version of each plugin that callers see, in loading order.
     plugins: tuple[PluginEntry, ...] = ()
     #: Every version by the plugin's key, the one that callers see first.
     versions: Mapping[str, tuple[ServedVersion, ...]]
@@ -151,7 +151,7 @@ class CatalogueReader:
 
 
 def _preference(version: ServedVersion) -> tuple[bool, datetime]:
-    """Callers see the version that was published last, of those that loaded."""
+    """Sort key of the version that callers see: the newest one that loaded."""
     return bool(version.entry.methods) or version.entry.status not in _NOT_LOADED, version.published_at
 
 

@@ -1,7 +1,7 @@
 """What an extension brings, and the extensions of this installation.
 
 An extension is a package below ``nekro.extensions`` whose ``EXTENSION`` names its parts as ``module:NAME``. A
-part is imported where a process needs it: a worker imports no routes, and a command neither. Nothing besides
+part is imported where a process needs it: workers and commands import no routes. Nothing besides
 extensions imports one, so each can be left out: by ``NEKRO_EXTENSIONS``, or by not installing its package.
 """
 

@@ -360,7 +360,7 @@ class _Group:
             return list(self._leases)
 
     async def _check(self) -> None:
-        """Renew what is due. A renewal that takes long is left running, so that it delays no loss."""
+        """Renew the leases that are due. A slow renewal runs on, so that losses are noticed in time."""
         if self._renewal is None:
             now, third = elapsed_seconds(), self.seconds / _RENEWALS
             leases = [lease for lease in self._held() if lease.may_be_renewed(now)]

@@ -90,7 +90,7 @@ class RoundBudgets:
         return RoundMeter(self._spending, claimed, chat, group, key, waking_method=waking_method)
 
     async def settle_interrupted(self, transaction: Transaction, orphan: Round) -> None:
-        """Count what a round used whose worker died after the answer, unless that worker has counted it.
+        """Count what a round used if its worker died after the answer and has not counted it.
 
         How long its code ran is not known, so its longest time is counted.
         """

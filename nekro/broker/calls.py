@@ -89,7 +89,7 @@ class CallFate:
 
 
 class RecordUnknownError(StorageUnavailableError):
-    """The ledger may contain a call: the database failed before it confirmed the write."""
+    """The database failed before it confirmed the write of a call, so the ledger may contain it."""
 
 
 class CallLedger(Protocol):

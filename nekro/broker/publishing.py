@@ -75,7 +75,7 @@ os.register_at_fork(after_in_child=_begin_ids)
 
 
 class PublishUnknownError(BrokerUnavailableError):
-    """The broker may have a message: it was sent, but the reply did not arrive."""
+    """A message was sent and the reply did not arrive, so the broker may have it."""
 
 
 class Publisher(Protocol):

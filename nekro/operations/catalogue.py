@@ -120,7 +120,7 @@ async def _require_plugin(actor: Actor, plugin_key: str) -> None:
 
 
 def method_answer(entry: MethodEntry, *, lane: str, overrides: Mapping[str, LaneOverride]) -> Method:
-    """Return a method of the catalogue, with the lane on which it runs now.
+    """Return a method of the catalogue, with the lane that runs it now.
 
     Args:
         overrides: by task, or by key of the plugin.

@@ -134,7 +134,7 @@ def budget_answer(budget: Budget, *, warn_at: float) -> BudgetUse:
     """Return how much of a budget is used.
 
     Args:
-        warn_at: share at which its state is ``warned``.
+        warn_at: its state is ``warned`` from this share on.
     """
     return BudgetUse(
         scope=budget.scope,

@@ -184,7 +184,7 @@ async def incoming_message(
 
 
 def sender_of(identity: Identity, stated: str | None) -> str:
-    """Return the user in whose name a message is.
+    """Return the user that a message is from.
 
     Args:
         stated: the user that the request names; None if it names none.
@@ -299,7 +299,7 @@ async def _replay(
         history = await transaction.messages.before(cause, limit=_MOST_MESSAGES)
         old = await transaction.chats.get(first.chat_key)
         is_taken = await _is_taken(transaction, chat_key)
-    # Before the chat is made: a user for whom the key may not act.
+    # Before the chat is made, because the key may not act for every user.
     user_id = sender_of(identity, cause.sender_id)
     if is_taken and not is_again:  # the same request may have posted there
         raise RefusedError(

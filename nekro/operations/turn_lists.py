@@ -24,7 +24,7 @@ _TEXT_CHARS: Final = 200
 #: Turns that are read at once where not all of them may be listed, and at most for one page.
 _BATCH: Final = 200
 _MOST_SEEN: Final = 2000
-#: Under which recorded states the database finds turns in a state; None: they have not ended. A turn that
+#: Recorded states of the turns in a state, for the database; None: they have not ended. A turn that
 #: has ended as waiting is done or cancelled when people have decided.
 _RECORDED: Final[Mapping[TurnState, tuple[str | None, ...]]] = {
     TurnState.WAITING: (None, TurnState.WAITING),

@@ -68,7 +68,7 @@ class TurnEnd:
 
         Args:
             rounds: rounds of the turn, at least one.
-            takers: rounds of other turns into which some of them were merged.
+            takers: rounds of other turns that took in some of them.
             end: its event ``turn.ended``; None while it is open, or if the event has expired.
             approvals: the states of the requests that ``awaited`` names.
         """

@@ -108,7 +108,7 @@ async def read_turn(
 ) -> models.Turn:
     """Return a turn with everything that is recorded of it.
 
-    The rounds are its own, and the ones of other turns into which its rounds were merged.
+    The rounds are its own, and those of other turns that took in its rounds.
 
     Args:
         with_values: False leaves out the arguments and results of calls; a turn may have thousands.
@@ -211,7 +211,7 @@ async def read_rounds(
 
 
 async def _rounds(transaction: Transaction, turn_id: str) -> tuple[list[Round], list[Round]]:
-    """Return the rounds of a turn, and the rounds into which some of them were merged."""
+    """Return the rounds of a turn, and the rounds that took in some of them."""
     rounds = [item for item in await transaction.rounds.rounds_of_turns(turn_id) if item.turn_id == turn_id]
     return rounds, [await transaction.rounds.get(item.merged_into) for item in rounds if item.merged_into]
 

@@ -367,7 +367,7 @@ async def test_rows_that_were_changed_before_the_decision_permit_nothing(till: B
     cleared = dict.fromkeys(("scope", "decided_by", "grant_until", "decided_at"))
     await change_row(till, **cleared, state=ApprovalState.PENDING)
     await change_row(till, arguments=encode_arguments(("eve",), {}))
-    with pytest.raises(MessageRefusedError, match="is not the one of which approval"):
+    with pytest.raises(MessageRefusedError, match="is not the one that approval"):
         await till.services.approval_decisions.approve(row.id, by="shell:root")
     assert (await pending(till)).state is ApprovalState.PENDING and paid(till) == []
 

@@ -55,7 +55,7 @@ class DuplicateDelivery(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSubject:
-    """What a call runs that is not one of a method, for its record."""
+    """What a call runs if it does not call a method, for its record."""
 
     #: Of the function or command, for the history.
     name: str

@@ -91,7 +91,7 @@ def _chain(exc: BaseException) -> list[BaseException]:
 def explained(
     exc: Exception, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Exception:
-    """Add to an exception which arguments do not have the type that the signature names.
+    """Name in an exception the arguments whose types differ from the signature.
 
     Types are not enforced, because the reference enforces none and plugins rely on that. The hint
     is added only after the method has failed.

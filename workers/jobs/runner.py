@@ -258,7 +258,7 @@ class JobRunner:
             raise DuplicateDelivery(job.id) from exc
 
     async def _restart(self, job: Job, lines: JobLines, last: TaskCtl) -> None:
-        """Let a job start again that failed because our database or broker did not answer it.
+        """Release a job for another start if it failed because our database or broker did not answer.
 
         Returns if it does not restart: then it has failed.
 

@@ -238,9 +238,9 @@ class RunningJobs:
 @dataclass(frozen=True, kw_only=True)
 class _Watcher:
     callback: Callable[[Any], object]
-    #: The loop on which the job was started; the callback runs there.
+    #: The loop that started the job; the callback runs there.
     loop: asyncio.AbstractEventLoop
-    #: Of the code that started the job: what the callback causes is on the same account.
+    #: Context of the code that started the job; the callback is on the same account.
     context: contextvars.Context
 
 

@@ -222,7 +222,7 @@ class Sweeper:
             await asyncio.sleep(pause_seconds)
 
     async def _let_holders_renew(self) -> None:
-        """Wait for half a lease after an outage of the database in which leases of living holders ran out.
+        """Wait for half a lease if leases of living holders ran out during an outage of the database.
 
         Holders renew them three times in a lease, so a shorter outage leaves them valid.
         """

@@ -234,7 +234,7 @@ def _abortion(outcome: Any) -> BaseException | None:
 
     ``apply_target`` wraps a BaseException in a WorkerLostError, which would cause the message to be
     delivered again, and reports it in a form that the callback does not accept. The tracer passes
-    a MemoryError on as an ordinary failure, on which the callback raises before it acknowledges.
+    a MemoryError on as an ordinary failure, and the callback then raises before it acknowledges.
     """
     if isinstance(outcome, ExceptionInfo):
         wrapper: BaseException = getattr(outcome.exception, "exc", outcome.exception)

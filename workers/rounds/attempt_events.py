@@ -82,7 +82,7 @@ class AttemptEvents:
 
         Args:
             fence: fencing token of the chat's lease.
-            keeps_prompts: whether what is sent to the model is stored.
+            keeps_prompts: whether prompts are stored.
             redact: removes secrets and host paths from arguments, results and prompts.
         """
         self._database = database
@@ -121,14 +121,14 @@ class AttemptEvents:
         self._add(EventType.MODEL_REQUESTED, data={"prompt_chars": request.chars})
 
     def model_delta(self, number: int, text: str) -> None:
-        """The model's answer to the request of that number, from 1, goes on with a text."""
+        """Receive the next piece of the model's answer to a request; requests count from 1."""
         if self._answer_of != number:
             self._answer_of = number
             self._answer.begin({"try": number})
         self._answer.add(text)
 
     def words(self, number: int, text: str) -> None:
-        """Words for people in the answer to the request of that number go on with a text.
+        """Receive the next piece of the words for people in the answer to that request.
 
         Readers are shown one text that only grows: the words of another request go on where those before end
         if they repeat them, and are not shown if they do not.
@@ -155,7 +155,7 @@ class AttemptEvents:
             self._add(EventType.MESSAGE_WITHDRAWN, data={"text": shown})
 
     def code_ready(self, code: str, llm: LLMAnswer) -> None:
-        """The model has answered with something that is no message."""
+        """Record that the model's answer is not a message."""
         self._answer.flush()
         self.settle_words(None)
         data = {

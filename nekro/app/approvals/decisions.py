@@ -94,7 +94,7 @@ class ApprovalDecisions:
             AlreadyDecidedError: someone decided before, or the request has expired.
             ArgumentError: the replaced arguments do not fit the method.
             InvalidValueError: the scope is a turn, and the call belongs to none.
-            MessageRefusedError: the stored call is not the one of which approval was requested.
+            MessageRefusedError: the stored call is not the one that approval was requested for.
             StorageUnavailableError: the database does not answer; nothing was decided.
             OutcomeUnknownError: the database does not answer; the decision may have been recorded.
         """
@@ -228,7 +228,7 @@ class ApprovalDecisions:
         found = (asked.call_id, asked.chat_key, asked.turn_id, asked.method, asked.args)
         if found != (row.call_id, row.chat_key, row.turn_id, row.method, row.arguments):
             raise MessageRefusedError(
-                f"call {row.call_id} is not the one of which approval {row.id} was requested; it does not run"
+                f"call {row.call_id} is not the one that approval {row.id} was requested for; it does not run"
             )
         now = shared_time()
         approved = asked.model_copy(

@@ -48,7 +48,7 @@ _ENDS: Final = {
 
 
 def longest_seconds(invocation: Invocation) -> float:
-    """How long a call may still run, and its outcome be recorded, after which its worker counts as dead."""
+    """Return how long the end of a call may take to be recorded; its worker counts as dead after that."""
     return max(invocation.remaining_seconds(), 0) + 3 * GRACE_SECONDS
 
 
@@ -117,7 +117,7 @@ async def settle(
     """Report the end of a detached call to its chat, in the transaction that ends it; ignore other calls.
 
     The results of BEHAVIOR and AGENT types are reported by their claim. A BEHAVIOR call that a person
-    approved wakes the model too, whose program ended at the call.
+    approved wakes the model too, because its program ended at the call.
     """
     if call.detached_at is None:
         return

@@ -212,7 +212,7 @@ class Dispatcher:
         observer: CallObserver | None = None,
         before_call: Callable[[], Awaitable[None]] | None = None,
     ) -> RunCalls:
-        """Return the stubs of one run and the object that dispatches their calls, which ``observer`` sees.
+        """Return the stubs of one run and the object that dispatches their calls; ``observer`` sees these.
 
         Args:
             before_call: awaited before each call; if it raises, the call is not made.
@@ -238,7 +238,7 @@ class Dispatcher:
     def awaiting(
         self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, lane: str
     ) -> Invocation:
-        """Return the invocation of a call for whose result no caller will wait."""
+        """Return the invocation of a call whose result no caller awaits."""
         # The result wakes the agent, even where the round itself was the last one of its turn.
         scope = replace(scope, wakes_agent=scope.wakes_agent or scope.round_id is not None)
         deadline = shared_time() + timedelta(seconds=lane_seconds(self._settings, lane))

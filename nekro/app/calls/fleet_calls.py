@@ -182,7 +182,7 @@ class FleetHooks:
             except NekroError as exc:
                 if not self._tasks.lanes.is_pinned(plugin.key):
                     raise
-                # Like everywhere: the hook of a pinned plugin whose owner does not answer is left out.
+                # As everywhere, the hook of a pinned plugin is left out if the owner does not answer.
                 logger.bind(plugin=plugin.key, error=str(exc)).warning("pinned_plugin_hook_left_out")
         return merge_signals(signal_of(answer) for answer in answers)
 

@@ -1,8 +1,9 @@
 """The one way to write to a chat: messages and requests of rounds, in the caller's transaction.
 
 Each adds its events to the chat's stream. A round is announced after the commit; if that is lost, the sweep
-announces due rounds again. A message to a client of an adapter is queued for it. Contexts in which plugins'
-code runs are made here from chats, and chats from contexts."""
+announces due rounds again. A message to a client of an adapter is queued for it. The module also makes
+the contexts of plugins' code from chats, and chats from contexts, and has the effects of timers.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +108,7 @@ async def append_message(
     Args:
         later: see ``nekro.app.chats.events.record``.
         account_id: on whose account it is stored; None: no key pays.
-        more_bytes: what is stored beside it, such as its file.
+        more_bytes: bytes that are stored beside it, such as its file.
         is_admitted: whether it is stored beyond the limit of the key that pays, too.
 
     Raises:

@@ -199,7 +199,7 @@ class CodeRuns:
 
         Args:
             wakes_agent: whether an AGENT result requests a round.
-            run_id: under which a key of the API pays for it; None makes a new one.
+            run_id: the id that a key of the API pays for; None makes a new one.
             wall_seconds, on_output: as in ``RunRequest``.
 
         Raises:

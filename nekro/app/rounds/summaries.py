@@ -90,7 +90,7 @@ class ChatSummaries:
         self._paused_until = 0.0
 
     def chat_rested(self, chat_key: str) -> None:
-        """Look at a chat soon whose rounds have ended; does nothing without a group for summaries."""
+        """Schedule a look at a chat whose rounds have ended; does nothing without a group for summaries."""
         if self._settings.summary_group is None or self._clock() < self._paused_until:
             return
         if len(self._waiting) < _MOST_WAITING:

@@ -1,8 +1,8 @@
 """The ends of turns, and of rounds whose worker died.
 
-The end of a turn is recorded once, in the transaction after which no round of the turn will run. A turn whose
-last round ended with a call that a person has to approve ends as ``waiting``, and names the requests. The
-decision is no second end: what it starts is a turn of its own.
+The end of a turn is recorded once, in the transaction that leaves the turn without a round to run. If the
+last round ended with a call that a person has to approve, the turn ends as ``waiting`` and names the
+requests. The decision does not end it a second time: it starts another turn.
 
 A turn is open while one of its rounds is, or is merged into a round that is. The writers of rounds hold the
 chat's lock, so of several rounds of a turn exactly one finds itself to be the last. A turn runs in several

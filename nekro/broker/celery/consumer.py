@@ -138,7 +138,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         super().on_close()
 
     def call_soon_ack(self, p: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Acknowledge on the thread on which the task ended, if a lease keeper sends acknowledgements.
+        """Acknowledge on the thread that the task ended on, if a lease keeper sends acknowledgements.
 
         Celery passes acknowledgements to the hub. The hub is blocked while it reconnects, and a
         task that ends meanwhile would count as not executed.

@@ -64,8 +64,8 @@ class SlotOffer:
 
     #: Sorted set of the queue's offers.
     key: str
-    #: JSON of ``channel`` (the worker's), ``queue``, ``index`` and ``held`` (keys under which a held
-    #: message is recorded, see ``nekro.broker.delivery.transport.CLAIM``), ``seconds`` (its first lease),
+    #: JSON of ``channel`` (the worker's), ``queue``, ``index`` and ``held`` (keys that record a held
+    #: message, see ``nekro.broker.delivery.transport.CLAIM``), ``seconds`` (its first lease),
     #: ``holder`` (the beginning of its tag).
     text: str
 

@@ -91,7 +91,7 @@ return taken
 #: Lua function ``look(seen, lease)``: records that a worker reached Redis. Returns the time of Redis, and
 #: whether an expired lease proves that its holder is gone. It does not prove that after Redis or the network
 #: was down for so long that holders could not renew: workers call this three times per lease duration, so a
-#: gap of 0.4 durations indicates an outage, after which holders get half a duration to renew. ``seen`` is a
+#: gap of 0.4 durations indicates an outage, and holders then get half a duration to renew. ``seen`` is a
 #: hash: ``at``, time of the last call; ``trust_from``, expired leases count again after this time.
 LOOK: Final = """
 local function look(seen, lease)
@@ -401,8 +401,8 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
     def may_hold_more(self, taken: int) -> bool:
         """Whether to claim again at once after a claim that took ``taken`` messages, rather than to wait.
 
-        A lone message of one queue: calls come one by one, and the next is waited for. Of several queues a
-        wait sees one: to wait after each message would keep the others' messages back for as long.
+        A lone message of one queue: calls come one by one, and the next is waited for. A wait sees
+        one of several queues: a wait after each message would delay the messages of the others.
         """
         return taken > (0 if len(self.active_queues) > 1 else 1)
 

@@ -119,7 +119,7 @@ def captures_content(settings: TracingSettings) -> bool:
 def content_text(content: object, redact: Callable[[str], str]) -> str | None:
     """Return JSON data as the text of an attribute, without secrets; None if it cannot be recorded.
 
-    Of long texts in it only the beginning is recorded; the result is valid JSON.
+    Only the beginning of long texts in it is recorded; the result is valid JSON.
     """
     try:
         # Each text by itself: JSON may write the characters of a secret in another way.
