@@ -149,6 +149,33 @@ LARGE_FOLDERS = {
     "nekro_client": "three modules are generated from the asynchronous ones beside them",
 }
 
+#: A module with fewer lines is a topic of its own for a reason.
+LEAST_LINES = 60
+#: Folders whose modules may be short: plugins import them, or each is one command or revision.
+SHORT_FOLDERS = (
+    *(f"nekro_agent/{name}/" for name in ("adapters", "api", "core", "schemas", "services")),
+    "nekro/cli/commands/",
+    "storage/migrations/",
+)
+#: Other short modules, with the reason.
+SHORT_MODULES = {
+    "broker_config.redis_library": "imported before any module of redis-py",
+    "nekro.base.redaction": "what hides secrets, for a reader who checks that",
+    "nekro.base.release": "`nekro --help` imports it",
+    "nekro.base.shared_property": "of services and of commands, which import nothing else of each other",
+    "nekro.broker.celery.names": "the list of Celery's undocumented names",
+    "nekro.cli.local_messages": "its imports are those of one operation of commands",
+    "nekro.extensions.openai.rows": "each extension has its SQL in `rows`",
+    "nekro.gateway.extensions": "the interface of extensions to the gateway",
+    "nekro.wire.plain_json": "ten modules read and write JSON with it, without the other codecs",
+    "nekro_agent.tools.message_id": "plugins import it",
+    "nekro_agent.tools.onebot_util": "plugins import it",
+    "nekro_agent.tools.task_groups": "of downloads, files and the sandbox's packages alike",
+    "nekro_client.event_types": "storage imports it without pydantic",
+    "storage.accounts.key_rights": "processes that read no rows import it",
+    "storage.driver.values": "SQL texts import it without SQLAlchemy",
+}
+
 
 def modules_of(root: Path, packages: Sequence[str]) -> dict[str, Path]:
     """Return every module of some packages by its dotted name."""
@@ -371,6 +398,17 @@ def test_a_folder_holds_at_most_the_modules_of_its_limit() -> None:
         path.parent.relative_to(ROOT).as_posix() for path in modules if path.name != "__init__.py"
     )
     assert {folder for folder, count in counts.items() if count > MAX_MODULES} == set(LARGE_FOLDERS)
+
+
+def test_a_short_module_has_a_reason() -> None:
+    short = {
+        name
+        for name, path in modules_of(ROOT, PACKAGES).items()
+        if path.name != "__init__.py"
+        and not path.relative_to(ROOT).as_posix().startswith(SHORT_FOLDERS)
+        and len(path.read_text("utf-8").split("\n")) <= LEAST_LINES
+    }
+    assert short <= set(SHORT_MODULES)
 
 
 def test_the_wheel_ships_every_package_and_no_other() -> None:
