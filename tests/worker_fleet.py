@@ -256,20 +256,30 @@ class Fleet:
         )
 
     def run(
-        self, *arguments: str, variables: Mapping[str, str] | None = None, cwd: Path | None = None
+        self,
+        *arguments: str,
+        variables: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        given: str = "",
     ) -> subprocess.CompletedProcess[str]:
         """Run a `nekro` command on this system to its end.
 
         Args:
             variables: of its environment, besides the settings; with others than ours the command is an
-                interpreter of its own.
+                interpreter of its own, without ``given``.
+            given: its standard input.
         """
         environ = {**environment_of(self.settings), **(variables or {})}
         limits = limits_of(self.settings)
         try:
             if all(name.startswith("NEKRO_") for name in variables or ()):
                 return run_forked(
-                    "benchmarks.harness.limited", json.dumps(limits), *arguments, environ=environ, cwd=cwd
+                    "benchmarks.harness.limited",
+                    json.dumps(limits),
+                    *arguments,
+                    environ=environ,
+                    cwd=cwd,
+                    given=given,
                 )
             return subprocess.run(
                 [*limited_command(limits), *arguments], env=environ, cwd=cwd,

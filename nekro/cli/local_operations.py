@@ -13,8 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from nekro.cli.gateway_client import invalid
+from nekro.cli.local_chats import download_file, send_message, store_file
 from nekro.cli.local_events import ended_turn, last_event_number
-from nekro.cli.local_messages import send_message
 
 if TYPE_CHECKING:
     from nekro.operations.actor import Actor
@@ -153,4 +153,9 @@ CHAT: Final[_Table] = {
     "cancel": _of("chats.cancel_chat"),
     "reset": _of("chats.reset_chat"),
     "last_event_number": _of(last_event_number),
+    "files": {
+        "list": _of("files.list_files", is_whole=True),
+        "store": _of(store_file),
+        "download": _of(download_file),
+    },
 }

@@ -140,6 +140,7 @@ OVER_API: Final = frozenset(
         "approvals",
         "call",
         "cancel",
+        "chat",
         "costs",
         "dead",
         "doctor",

@@ -64,6 +64,12 @@ def test_a_message_is_answered_and_a_stated_channel_is_recorded(shell: Shell) ->
     assert shell("send", "talk", "good day", "--overheard", "--channel-name", "Friends").code == 0
 
 
+def test_a_conversation_goes_over_the_gateway(shell: Shell) -> None:
+    done = shell("chat", "--chat-key", "spoken", given="what now?\ngood day\n")
+    assert (done.code, done.out) == (0, "Good day to you\n"), done.err
+    assert "error: the turn failed in round 1" in done.err
+
+
 def test_a_gateway_that_does_not_answer_does_not_take_commands_along(shell: Shell) -> None:
     pid = gateway_pid(shell)
     os.kill(pid, signal.SIGSTOP)

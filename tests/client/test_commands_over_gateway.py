@@ -58,8 +58,8 @@ def over_gateway(gateway_url: str, tmp_path: Path) -> Command:
 def beside(fleet: Fleet, tmp_path: Path) -> Command:
     """Runs a command with the settings of the workers."""
 
-    def run(*arguments: str) -> tuple[int, str, str]:
-        done = fleet.run(*arguments, cwd=tmp_path)
+    def run(*arguments: str, given: str = "") -> tuple[int, str, str]:
+        done = fleet.run(*arguments, cwd=tmp_path, given=given)
         return done.returncode, done.stdout, done.stderr
 
     return run
@@ -477,12 +477,17 @@ def test_tail_prints_events_as_they_happen(
     assert set(event) == {"number", "type", "at", "chat_key", "data"} | ids
 
 
-def test_a_conversation_shows_answers(over_gateway: Command, tmp_path: Path) -> None:
+def test_a_conversation_shows_answers(nekro: Command, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    chat = f"terminal-{request.node.callspec.id}"
     (tmp_path / "note.txt").write_text("milk")
-    lines = "/help\nsay one\n/file note.txt say two\n/save /app/uploads/note.txt saved.txt\n/quit\n"
-    code, out, err = over_gateway("chat", "--chat-key", "terminal", given=lines)
+    lines = (
+        "/help\nsay one\n/file missing.txt\n/file note.txt say two\n/save nothing.txt\n"
+        "/save /app/uploads/note.txt saved.txt\n/save uploads/note.txt saved.txt\n/quit\n"
+    )
+    code, out, err = nekro("chat", "--chat-key", chat, given=lines)
     assert (code, out) == (0, "you said one\nyou said two\n"), err
-    assert "sends /app/uploads/note.txt" in err
+    assert "sends /app/uploads/note.txt" in err and "missing.txt does not exist" in err
+    assert "the chat has no file nothing.txt" in err and "saved.txt exists" in err
     assert (tmp_path / "saved.txt").read_text() == "milk"
 
 

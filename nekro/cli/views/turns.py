@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from storage.repositories.rounds import Round
 
 __all__ = [
-    "is_quiet",
-    "last_sequence",
-    "messages_after",
     "newest_messages",
     "newest_rounds",
     "require_model",
@@ -41,23 +38,6 @@ async def newest_messages(
     async with database.read() as transaction:
         repository = MessageRepository(transaction.connection)
         return await repository.newest(chat_key, limit=limit, with_past=with_past)
-
-
-async def messages_after(database: Database, chat_key: str, *, sequence: int) -> list[Message]:
-    """Return up to 1000 messages after a position, oldest first."""
-    from storage.repositories.messages import MessageRepository
-
-    async with database.read() as transaction:
-        repository = MessageRepository(transaction.connection)
-        return await repository.after(chat_key, sequence=sequence, limit=1000)
-
-
-async def last_sequence(database: Database, chat_key: str) -> int:
-    """Return the position of a chat's newest message, 0 when it has none."""
-    from storage.repositories.messages import MessageRepository
-
-    async with database.read() as transaction:
-        return await MessageRepository(transaction.connection).last_sequence(chat_key)
 
 
 async def newest_rounds(database: Database, chat_key: str, *, limit: int) -> list[Round]:
@@ -103,11 +83,6 @@ def require_model(settings: Settings) -> None:
     from nekro.agent.llm import create_client
 
     create_client(settings.llm)
-
-
-async def is_quiet(database: Database, chat_key: str) -> bool:
-    """Whether no round of the chat waits or runs."""
-    return not await _open_rounds(database, chat_key)
 
 
 async def _open_rounds(database: Database, chat_key: str) -> list[Round]:
