@@ -26,7 +26,7 @@ from nekro.operations.turns import read_turn
 from nekro_agent.ports import IncomingMessage
 from nekro_client.models import PostedMessage, Turn
 
-__all__ = ["MOST_WAIT_SECONDS", "router"]
+__all__ = ["router"]
 
 router = APIRouter(route_class=KeyedRoute, tags=["messages"])
 
@@ -81,6 +81,7 @@ async def post_message(
 
 
 route(router, "GET", "/chats/{chat_key}/messages", chats.list_messages)
+route(router, "GET", "/chats/{chat_key}/summaries", chats.list_summaries)
 route(router, "POST", "/chats/{chat_key}/reset", chats.reset_chat)
 route(router, "POST", "/chats/{chat_key}/cancel", chats.cancel_chat)
 
