@@ -60,7 +60,7 @@ def _in_utc(moment: datetime) -> datetime:
 
 Limit = Annotated[int, Param(ge=1, le=200)]
 Cursor = Annotated[str | None, Param(max_length=2000)]
-OfChat = Annotated[str | None, Param(max_length=1250, description="only of this chat")]
+OfChat = Annotated[str | None, Param(description="only of this chat")]
 Beginning = Annotated[
     str, Param(alias="id", max_length=200, description="only those whose ids begin with this text")
 ]

@@ -105,6 +105,60 @@ def test_errors_have_the_same_type_and_exit_code(
     assert (ended, json.loads(out)["error"]["type"]) == (code, kind), err
 
 
+#: The beginning of no id, a whole id of nothing, and texts that no id has.
+WRONG_IDS = ("none", "0" * 32, "f" * 300, "a/b", "..", "%2e", "Ä?#")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("jobs", "show"), ("jobs", "cancel"), ("timers", "delete"), ("keys", "revoke"), ("approvals", "show"),
+        ("approvals", "deny"), ("approvals", "revoke"), ("dead", "show"), ("dead", "retry"), ("dead", "drop"),
+        ("trace",),
+    ],
+)  # fmt: skip
+def test_wrong_ids_are_the_same_errors(
+    beside: Command, over_gateway: Command, arguments: tuple[str, ...]
+) -> None:
+    for wrong in WRONG_IDS:
+        here = beside(*arguments, wrong, "--json")
+        there = over_gateway(*arguments, wrong, "--json")
+        assert here == there, wrong
+        assert here[0] in (ExitCode.STORAGE, ExitCode.USAGE), wrong
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("jobs", "--chat-key", "c" * 2000),
+        ("jobs", "--chat-key", "none"),
+        ("jobs", "--limit", "100000"),
+        ("timers", "--chat-key", "c" * 2000),
+        ("timers", "--limit", "100000"),
+        ("approvals", "--all", "--chat-key", "c" * 2000),
+        ("approvals", "--all", "--limit", "100000"),
+        ("dead", "--limit", "100000"),
+        ("dead", "retry", "none", "--timeout", "1e9"),
+        ("costs", "--by", "chat", "--since", "7d"),
+        ("costs", "--since", "0001-01-01", "--until", "9999-12-31"),
+        ("costs", "--since", "2026-05-31", "--until", "2026-05-01"),
+        ("keys", "create", "n" * 300, "--scope", "read"),
+        ("keys", "create", "n", "--scope", "read", "--chats", "c" * 2000),
+        ("keys", "create", "n", "--scope", "read", "--rate", "9" * 30),
+        ("keys", "create", "n", "--scope", "read", "--tokens-per-day", "9" * 30),
+        ("keys", "create", "n", "--scope", "read", "--stored-bytes-limit", "9" * 30),
+        ("history", "c" * 2000),
+        ("trace", "f" * 32, "--prompts"),
+        ("cancel", "c" * 2000),
+        ("reset", "c" * 2000),
+    ],
+)
+def test_values_at_their_limits_have_the_same_outcome(
+    beside: Command, over_gateway: Command, arguments: tuple[str, ...]
+) -> None:
+    assert beside(*arguments, "--json") == over_gateway(*arguments, "--json")
+
+
 def test_exec_returns_the_stop_type(nekro: Command, tmp_path: Path) -> None:
     (tmp_path / "work.py").write_text("print(add(20, 1))")
     code, out, _ = nekro("exec", "work.py", "--json")

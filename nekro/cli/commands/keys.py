@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, get_args
 
 from nekro.cli.api import open_api
-from nekro.cli.command import Deps, arg, count, json_flag, not_blank, positive_number
+from nekro.cli.command import Deps, arg, chosen_id, count, json_flag, not_blank, positive_number
 from nekro.cli.running import run_async
 from nekro_agent.errors import UsageError
 from nekro_client.models import KeyScope
@@ -59,7 +59,10 @@ class Args:
 
     action: str = arg(nargs="?", default="list", choices=("list", "create", "revoke"), help="default: list")
     name: str | None = arg(
-        nargs="?", metavar="NAME", type=not_blank, help="create: a name for lists; revoke: the key's id"
+        nargs="?",
+        metavar="NAME",
+        type=not_blank,
+        help="create: a name for lists; revoke: the key's id, or its beginning",
     )
     scope: list[KeyScope] = arg(
         "--scope", action="append", choices=get_args(KeyScope), default=[], help="repeatable"
@@ -111,7 +114,9 @@ async def _run(args: Args, deps: Deps) -> None:
         if args.action == "list":
             show_list([key.model_dump() for key in await api.keys.list()], args, deps)
         elif args.action == "revoke":
-            show_revoked((await api.keys.revoke(args.name or "")).model_dump(), args, deps)
+            ids = [key.id for key in await api.keys.list()]
+            key_id = chosen_id(ids, str(args.name), noun="key", listing="nekro keys")
+            show_revoked((await api.keys.revoke(key_id)).model_dump(), args, deps)
         else:
             created = await api.keys.create(
                 scopes=args.scope,

@@ -8,8 +8,9 @@ from typing import Any, Final
 from broker_config.model_groups import DEFAULT_GROUP, ModelGroup, chat_groups, model_group, model_groups
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, arg, json_flag
+from nekro.cli.local_api import LocalServices
 from nekro.cli.running import ExitCode, run_async
-from nekro.cli.services.database import open_database, open_writers
+from nekro.cli.services.database import open_database
 from nekro_agent.errors import ModelGroupError, UsageError
 
 __all__ = ["EPILOG", "Args", "run"]
@@ -150,7 +151,8 @@ async def _summarise(args: Args, deps: Deps, settings: Settings) -> int:
     (chat_key,) = args.names
     if settings.agent.summary_group is None:
         raise UsageError("NEKRO_AGENT__SUMMARY_GROUP names no model group, so there are no summaries; set it")
-    async with open_writers(settings) as services:
+    async with LocalServices(settings) as services:
+        await services.check_database()
         versions = await services.summaries.summarise(chat_key, afresh=True)
     if args.json:
         deps.output.json({"chat_key": chat_key, "versions": versions})

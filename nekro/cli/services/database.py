@@ -1,4 +1,4 @@
-"""Open the database, files of a chat and services that are not started, for commands that call no method."""
+"""Open the database and the files of a chat, for commands that call no method."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from nekro_agent.ports import ChatInfo
 
 if TYPE_CHECKING:
     from nekro.app.chats.files import ChatFiles
-    from nekro.app.services import Services
     from nekro.plugins.entries import PluginEntry
     from storage.engine import Database
 
@@ -22,7 +21,6 @@ __all__ = [
     "follow_shared_time",
     "open_chat_files",
     "open_database",
-    "open_writers",
     "read_sleepers",
 ]
 
@@ -40,27 +38,6 @@ async def open_database(settings: Settings) -> AsyncIterator[Database]:
     async with Database(settings.database, settings.data_dir) as database:
         await require_schema(database, refuses_pooler=False)
         yield database
-
-
-@asynccontextmanager
-async def open_writers(settings: Settings) -> AsyncIterator[Services]:
-    """Build the services that a command needs to write rows and publish events; they are not started.
-
-    Raises:
-        StorageUnavailableError: the database does not answer, or is not migrated.
-        SettingsError: the signing key cannot be read.
-    """
-    from nekro.app.services import CALLER, Services
-    from storage.engine import follow_database_clock
-    from storage.migrate import require_schema
-
-    services = Services.load(settings, role=CALLER)
-    try:
-        await require_schema(services.database, refuses_pooler=False)
-        await follow_database_clock(services.database)
-        yield services
-    finally:
-        await services.close()
 
 
 @contextmanager
