@@ -87,7 +87,7 @@ async def _run(args: Args, deps: Deps) -> None:
     edited = None if args.args is None else parse_arguments(args.args)
     # A decision sends the call, and the event that tells of it.
     system = SystemNeed(command="approvals") if args.action in ("approve", "deny") else None
-    async with open_api(deps, system=system) as api:
+    async with open_api(deps, system=system, asks_up=True) as api:
         approvals = api.approvals
         if args.action == "list":
             page = partial(approvals.list, chat_key=args.chat_key, state=None if args.all else "pending")
