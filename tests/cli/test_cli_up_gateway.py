@@ -51,7 +51,16 @@ def gateway_pid(shell: Shell) -> int:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("jobs",), ("timers",), ("keys",), ("costs",), ("send", "asked", "good day", "--wait")]
+    "arguments",
+    [
+        ("jobs",),
+        ("timers",),
+        ("keys",),
+        ("costs",),
+        ("send", "asked", "good day", "--wait"),
+        ("history", "asked", "--trace"),
+        ("cancel", "asked"),
+    ],
 )
 def test_a_command_asks_the_gateway_instead_of_the_database(shell: Shell, arguments: tuple[str, ...]) -> None:
     modules = imports_of(shell, *arguments)

@@ -246,6 +246,7 @@ _SCOPES: Final = [
 ]
 _CHATS: Final = [
     _a("another chat's messages", *_NONE, _get("/api/v1/chats/secret/messages", "some")),
+    _a("another chat's summaries", *_NONE, _get("/api/v1/chats/secret/summaries", "some")),
     _a("another chat's events", *_NONE, _get("/api/v1/chats/secret/events?after=0", "some")),
     _a("another chat's turn", *_NONE, _get("/api/v1/turns/{turn}", "some")),
     _a("cancelling another chat's turn", *_NONE, _post("/api/v1/turns/{turn}/cancel", "some", {})),

@@ -62,7 +62,7 @@ def run(args: Args, deps: Deps) -> int:
 
 async def _cancel(args: Args, deps: Deps) -> Reset:
     # The request is a row, which the worker that runs the round reads; it needs no running system.
-    async with open_api(deps) as api:
+    async with open_api(deps, asks_up=True) as api:
         return await api.chat(args.chat_key).cancel(wait=args.seconds)
 
 

@@ -73,7 +73,7 @@ def run(args: Args, deps: Deps) -> int:
 
 
 async def _run(args: Args, deps: Deps) -> None:
-    async with open_api(deps) as api:
+    async with open_api(deps, asks_up=True) as api:
         chat = api.chat(args.chat_key)
         if args.summary:
             show_summaries(await chat.summaries(), args, deps)

@@ -73,7 +73,7 @@ def run(args: Args, deps: Deps) -> int:
 
 
 async def _trace(args: Args, deps: Deps) -> None:
-    async with open_api(deps) as api:
+    async with open_api(deps, asks_up=not args.follow) as api:
         listing = "nekro history CHAT --trace"
         whole_id = await find(api.turns.list, args.turn_id, noun="turn", listing=listing)
         args = dataclasses.replace(args, turn_id=whole_id)
