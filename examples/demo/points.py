@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from nekro.cli.views.turns import newest_messages, newest_rounds
 from nekro.sandbox.models import StopType
 from nekro.sandbox.packages.base import named_packages
 from nekro_agent.ports import MessageKind
@@ -112,9 +111,12 @@ async def gather(stage: Stage, chat_key: str) -> Evidence:
     database = stage.services.database
     record = stage.settings.llm.record
     shared = await _shared_dir(stage, chat_key)
+    async with database.read() as transaction:
+        messages = await transaction.messages.newest(chat_key, limit=_LIMIT)
+        rounds = await transaction.rounds.newest(chat_key, limit=_LIMIT)
     return Evidence(
-        messages=await newest_messages(database, chat_key, limit=_LIMIT),
-        rounds=await newest_rounds(database, chat_key, limit=_LIMIT),
+        messages=messages,
+        rounds=rounds,
         requests=_requests(record, chat_key) if record is not None else [],
         tasks=sorted(stage.tasks.records.values(), key=lambda task: task.received_at),
         pids=dict(stage.pids),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from nekro_agent import errors
 from nekro_agent.durations import FRESH_SECONDS
@@ -24,21 +24,18 @@ if TYPE_CHECKING:
     from broker_config.settings import Settings
     from nekro_agent.methods import Lane
     from nekro_client import AsyncClient, Client
-    from nekro_client.models import Page, Turn
+    from nekro_client.models import Turn
 
 __all__ = [
     "error_of",
     "failure_of",
     "gateway_of_up",
     "invalid",
-    "newest",
     "open_client",
     "translated",
     "waiting_client",
 ]
 
-
-T = TypeVar("T")
 
 #: Bytes of an answer that have its status.
 _STATUS_LINE: Final = 12
@@ -161,19 +158,6 @@ def error_of(code: str, status: int, detail: str, *, request_id: str | None = No
     if request_id and kind is ServiceError:
         detail += f" (request {request_id})"
     return kind(detail)
-
-
-def newest(page: Callable[[str | None, int], Page[T]], *, limit: int) -> list[T]:
-    """Return up to ``limit`` items of the first pages; ``page`` gets a cursor and how many are missing."""
-    items: list[T] = []
-    cursor: str | None = None
-    while len(items) < limit:
-        answer = page(cursor, min(limit - len(items), 200))
-        items += answer.items
-        cursor = answer.next_cursor
-        if cursor is None:
-            break
-    return items[:limit]
 
 
 def failure_of(turn: Turn) -> LLMError | None:

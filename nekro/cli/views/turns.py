@@ -13,11 +13,9 @@ if TYPE_CHECKING:
     from broker_config.settings import Settings
     from storage.engine import Database
     from storage.repositories.jobs import Job
-    from storage.repositories.messages import Message
     from storage.repositories.rounds import Round
 
 __all__ = [
-    "newest_messages",
     "newest_rounds",
     "require_model",
     "require_success",
@@ -27,17 +25,6 @@ __all__ = [
 
 #: Number of newest rounds that are checked: open rounds are always among the newest of a chat.
 _LOOK_BACK: Final = 50
-
-
-async def newest_messages(
-    database: Database, chat_key: str, *, limit: int, with_past: bool = False
-) -> list[Message]:
-    """Return the newest messages of a chat, the oldest of them first."""
-    from storage.repositories.messages import MessageRepository
-
-    async with database.read() as transaction:
-        repository = MessageRepository(transaction.connection)
-        return await repository.newest(chat_key, limit=limit, with_past=with_past)
 
 
 async def newest_rounds(database: Database, chat_key: str, *, limit: int) -> list[Round]:
