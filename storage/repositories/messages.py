@@ -9,7 +9,7 @@ from functools import cache
 from hashlib import sha256
 from typing import Any, Final
 
-from sqlalchemy import Executable, Integer, bindparam, func, select, update
+from sqlalchemy import Executable, Integer, bindparam, select, update
 
 from nekro_agent.ports import MessageKind
 from storage.driver.statements import FixedStatement
@@ -178,13 +178,6 @@ class MessageRepository(Repository):
     async def name_turn(self, message_id: str, turn_id: str) -> None:
         """Record the turn that a message started."""
         await self._count(update(MESSAGES).where(MESSAGES.c.id == message_id).values(turn_id=turn_id))
-
-    async def last_sequence(self, chat_key: str) -> int:
-        """Return the sequence of the chat's newest message, 0 when it has none."""
-        statement = select(func.coalesce(func.max(MESSAGES.c.sequence), 0)).where(
-            MESSAGES.c.chat_key == chat_key
-        )
-        return int(await self._scalar(statement))
 
 
 @cache

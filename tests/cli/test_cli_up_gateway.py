@@ -60,6 +60,8 @@ def gateway_pid(shell: Shell) -> int:
         ("send", "asked", "good day", "--wait"),
         ("history", "asked", "--trace"),
         ("cancel", "asked"),
+        ("approvals",),
+        ("dead",),
     ],
 )
 def test_a_command_asks_the_gateway_instead_of_the_database(shell: Shell, arguments: tuple[str, ...]) -> None:

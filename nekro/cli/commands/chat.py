@@ -11,7 +11,8 @@ from nekro.cli.api import SystemApi, SystemNeed, is_over_gateway, open_system_ap
 from nekro.cli.command import Deps, arg, chat_key_option
 from nekro.cli.commands.send import DEFAULT_USER
 from nekro.cli.services.system import ROUND_LANES
-from nekro.cli.views.conversation import Conversation, LineReader, opened_in_background
+from nekro.cli.views.conversation import Conversation
+from nekro.cli.views.line_reader import LineReader, opened_in_background
 from nekro.cli.views.turns import require_model
 from nekro_agent.errors import UsageError
 

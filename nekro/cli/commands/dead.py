@@ -81,7 +81,7 @@ def run(args: Args, deps: Deps) -> int:
 
 
 async def _run(args: Args, deps: Deps) -> None:
-    async with open_api(deps) as api:
+    async with open_api(deps, asks_up=True) as api:
         letters = api.dead_letters
         if args.action == "list":
             show_list(await all_of(letters.list, limit=args.limit), args, deps)
