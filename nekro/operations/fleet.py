@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nekro.broker.dead_letters import DeadLetters, DeadMessage, DeadPosition
 from nekro.operations.actor import Actor, Scope
-from nekro.operations.pages import Beginning, Cursor, Limit, cursor_of, number_of
+from nekro.operations.pages import Beginning, Cursor, Limit, answer_of, cursor_of, number_of
 from nekro_agent.errors import BrokerUnavailableError, NekroError
 from nekro_client.models import DeadLetter, Page, Queue, Queues, RetryBody, Work, Worker
 
 if TYPE_CHECKING:
     from nekro.app.services import Services
     from nekro.broker.broker_figures import QueueFigures
-    from storage.listings.series import OpenWork
 
 __all__ = [
     "dead_letter_answer",
@@ -71,8 +70,8 @@ async def get_queues(actor: Actor) -> Queues:
             Queue(lane=one.lane, waiting=one.waiting, held=one.held, oldest_seconds=one.oldest_seconds)
             for one in figures
         ],
-        rounds=_work(rounds),
-        jobs=_work(jobs),
+        rounds=answer_of(Work, rounds),
+        jobs=answer_of(Work, jobs),
         dead_letters=dead,
     )
 
@@ -166,11 +165,6 @@ def _read_broker(services: Services) -> tuple[list[QueueFigures], int | None]:
         raise
     except (RedisError, OSError, *services.app.connection().connection_errors) as exc:
         raise BrokerUnavailableError(f"the broker does not answer: {exc}") from exc
-
-
-def _work(open_work: OpenWork) -> Work:
-    fields: dict[str, Any] = {name: getattr(open_work, name) for name in Work.model_fields}
-    return Work(**fields)
 
 
 def dead_letter_answer(message: DeadMessage, **checked: Any) -> DeadLetter:

@@ -1,4 +1,4 @@
-"""Parameters of lists and waits, cursors and pages."""
+"""Parameters of lists and waits, cursors and pages, answers made from rows."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import AfterValidator, AwareDatetime
+from pydantic import AfterValidator, AwareDatetime, BaseModel
 
 from nekro.operations.actor import RefusedError
 from nekro_client.models import Page
@@ -22,6 +22,7 @@ __all__ = [
     "Moment",
     "OfChat",
     "Param",
+    "answer_of",
     "cursor_invalid",
     "cursor_of",
     "number_of",
@@ -31,6 +32,7 @@ __all__ = [
     "text_of",
 ]
 
+A = TypeVar("A", bound=BaseModel)
 R = TypeVar("R")
 T = TypeVar("T")
 #: Longest wait for the end of a turn or of rounds in one request.
@@ -145,3 +147,9 @@ def cursor_invalid() -> RefusedError:
     return RefusedError(
         HTTPStatus.UNPROCESSABLE_ENTITY, "cursor_invalid", "the cursor is not a next_cursor of this list"
     )
+
+
+def answer_of(kind: type[A], source: object, **others: Any) -> A:
+    """Return an answer with the fields of a row; ``others`` are those that differ in name or value."""
+    same = {name: getattr(source, name) for name in kind.model_fields if name not in others}
+    return kind(**same, **others)

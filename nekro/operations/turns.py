@@ -10,7 +10,7 @@ from nekro.app.rounds.runs import listed_calls
 from nekro.broker.tracing import recorded_trace_id
 from nekro.operations.actor import Actor, Scope
 from nekro.operations.chats import message_answer, require_chat
-from nekro.operations.pages import Cursor, Limit, number_of, page_of
+from nekro.operations.pages import Cursor, Limit, answer_of, number_of, page_of
 from nekro.operations.turn_states import RoundEvents, TurnEnd, awaited, by_round, turn_cause
 from nekro.operations.work import job_answer
 from nekro.sandbox.models import StopType
@@ -278,38 +278,21 @@ def _round(
 ) -> models.Round:
     answered = {} if events.answered is None else events.answered.data
     known = _known(calls, events)
-    return models.Round(
-        id=item.id,
-        turn_id=item.turn_id,
-        number=item.number,
+    return answer_of(
+        models.Round,
+        item,
         state=item.state.value,
         cause=turn_cause(item),
-        attempt=item.attempt,
         attempts=events.attempts(item),
-        worker=item.worker,
-        user_id=item.user_id,
-        merged_into=item.merged_into,
-        requested_at=item.requested_at,
-        started_at=item.started_at,
         prompted_at=events.prompted_at,
-        answered_at=item.answered_at,
-        finished_at=item.finished_at,
-        cancel_requested_at=item.cancel_requested_at,
-        prompt_chars=item.prompt_chars,
-        observation=item.observation,
-        model=item.model,
+        # The answer of a whole turn sets both.
+        prompt_kept=False,
+        prompt=None,
         model_group=answered.get("group"),
         model_tries=answered.get("tries"),
         tool_calls_kept=answered.get("tool_calls_kept", True),
-        prompt_tokens=item.prompt_tokens,
-        completion_tokens=item.completion_tokens,
         tokens_estimated=bool(item.tokens_estimated),
-        cost=item.cost,
-        answer=item.answer,
-        code=item.code,
-        output=item.output,
         stop_type=None if item.stop_type is None else StopType(item.stop_type).name,
-        exit_code=item.exit_code,
         calls=[_call(call, row, item, events, with_values=with_values) for call, row in known.values()],
         error=_round_error(item),
     )

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Annotated, Final
 
 from nekro.operations.actor import Actor, RefusedError, Scope
-from nekro.operations.pages import Beginning, Cursor, Limit, OfChat, Param, page_of, text_of
+from nekro.operations.pages import Beginning, Cursor, Limit, OfChat, Param, answer_of, page_of, text_of
 from nekro_agent.errors import ConflictError, NotFoundError
 from nekro_agent.ports import CronJob
 from nekro_client.models import Job, JobAttempt, JobLog, JobLogEntry, Page, SignalBody, Timer, TimerBody
@@ -165,28 +165,8 @@ _JOB_STATES: Final[dict[str, str]] = {JobState.SUCCEEDED: "done"}
 
 def job_answer(row: JobRow) -> Job:
     """Return a background job."""
-    return Job(
-        id=row.id,
-        type=row.type,
-        plugin=row.plugin_key,
-        chat_key=row.chat_key,
-        state=_JOB_STATES.get(row.state, row.state.value),
-        percent=row.percent,
-        message=row.message,
-        task_id=row.task_id,
-        attempt=row.attempt,
-        worker=row.worker,
-        data=row.data,
-        turn_id=row.turn_id,
-        call_id=row.call_id,
-        retry_of=row.retry_of,
-        can_retry=row.can_retry,
-        cancel_requested_at=row.cancel_requested_at,
-        created_at=row.created_at,
-        started_at=row.started_at,
-        updated_at=row.updated_at,
-        finished_at=row.finished_at,
-    )
+    state = _JOB_STATES.get(row.state, row.state.value)
+    return answer_of(Job, row, plugin=row.plugin_key, state=state)
 
 
 def job_log_answer(entries: Sequence[JobLogRow]) -> JobLog:
