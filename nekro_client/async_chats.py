@@ -15,7 +15,7 @@ from nekro_client.chat_requests import ChatRequests, FileRequests, file_part, me
 from nekro_client.errors import ClientError, ConflictError, InvalidAnswerError
 from nekro_client.models import Event, FileInfo, NewPart, PostedMessage
 from nekro_client.operations import API, Backoff, Upload, connecting, segment
-from nekro_client.pieces import Download
+from nekro_client.pieces import FileDownload
 from nekro_client.requests import Asynchronous
 from nekro_client.streams import STREAM_TIMEOUT, EventCursor
 
@@ -145,7 +145,7 @@ class AsyncFiles(FileRequests, Asynchronous):
         """Return the content of a file, or its bytes from ``start`` and before ``end``."""
         buffer = BytesIO()
         await self._fetch(
-            file_id, Download(buffer, start=start, end=end, retry_seconds=self._connection.retry_seconds)
+            file_id, FileDownload(buffer, start=start, end=end, retry_seconds=self._connection.retry_seconds)
         )
         return buffer.getvalue()
 
@@ -158,18 +158,22 @@ class AsyncFiles(FileRequests, Asynchronous):
             OSError: the target exists already, or cannot be written.
         """
         if not isinstance(target, (Path, str)):
-            return await self._fetch(file_id, Download(target, retry_seconds=self._connection.retry_seconds))
+            return await self._fetch(
+                file_id, FileDownload(target, retry_seconds=self._connection.retry_seconds)
+            )
         path = Path(target)
         file = await run_blocking(_create, path)
         try:
-            return await self._fetch(file_id, Download(file, retry_seconds=self._connection.retry_seconds))
+            return await self._fetch(
+                file_id, FileDownload(file, retry_seconds=self._connection.retry_seconds)
+            )
         except BaseException:
             await run_blocking(path.unlink, True)
             raise
         finally:
             await run_blocking(file.close)
 
-    async def _fetch(self, file_id: str, download: Download) -> int:
+    async def _fetch(self, file_id: str, download: FileDownload) -> int:
         path = API + self._path(file_id)
         while True:
             try:
@@ -179,7 +183,7 @@ class AsyncFiles(FileRequests, Asynchronous):
                 delay = download.delay_after(error)
             await asyncio.sleep(delay)
 
-    async def _attempt(self, path: str, download: Download) -> int:
+    async def _attempt(self, path: str, download: FileDownload) -> int:
         async with self._connection.http.stream("GET", path, headers=download.headers()) as response:
             if not response.is_success:
                 await response.aread()

@@ -16,7 +16,7 @@ from nekro_client.connections import Connection, Stream, run_blocking
 from nekro_client.errors import ClientError, ConflictError, InvalidAnswerError
 from nekro_client.models import Event, FileInfo, NewPart, PostedMessage
 from nekro_client.operations import API, Backoff, Upload, connecting, segment
-from nekro_client.pieces import Download
+from nekro_client.pieces import FileDownload
 from nekro_client.requests import Blocking
 from nekro_client.streams import STREAM_TIMEOUT, EventCursor
 
@@ -146,7 +146,7 @@ class Files(FileRequests, Blocking):
         """Return the content of a file, or its bytes from ``start`` and before ``end``."""
         buffer = BytesIO()
         self._fetch(
-            file_id, Download(buffer, start=start, end=end, retry_seconds=self._connection.retry_seconds)
+            file_id, FileDownload(buffer, start=start, end=end, retry_seconds=self._connection.retry_seconds)
         )
         return buffer.getvalue()
 
@@ -159,18 +159,18 @@ class Files(FileRequests, Blocking):
             OSError: the target exists already, or cannot be written.
         """
         if not isinstance(target, (Path, str)):
-            return self._fetch(file_id, Download(target, retry_seconds=self._connection.retry_seconds))
+            return self._fetch(file_id, FileDownload(target, retry_seconds=self._connection.retry_seconds))
         path = Path(target)
         file = run_blocking(_create, path)
         try:
-            return self._fetch(file_id, Download(file, retry_seconds=self._connection.retry_seconds))
+            return self._fetch(file_id, FileDownload(file, retry_seconds=self._connection.retry_seconds))
         except BaseException:
             run_blocking(path.unlink, True)
             raise
         finally:
             run_blocking(file.close)
 
-    def _fetch(self, file_id: str, download: Download) -> int:
+    def _fetch(self, file_id: str, download: FileDownload) -> int:
         path = API + self._path(file_id)
         while True:
             try:
@@ -180,7 +180,7 @@ class Files(FileRequests, Blocking):
                 delay = download.delay_after(error)
             time.sleep(delay)
 
-    def _attempt(self, path: str, download: Download) -> int:
+    def _attempt(self, path: str, download: FileDownload) -> int:
         with self._connection.http.stream("GET", path, headers=download.headers()) as response:
             if not response.is_success:
                 response.read()

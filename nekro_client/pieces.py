@@ -16,7 +16,7 @@ from nekro_client.operations import Backoff, Operation, failure_of, parsed_json
 from nekro_client.sse import EventParser, EventTooLargeError
 from nekro_client.streams import require_stream
 
-__all__ = ["Download", "RunOutput", "streamed"]
+__all__ = ["FileDownload", "RunOutput", "streamed"]
 
 
 class RunOutput:
@@ -100,7 +100,7 @@ def streamed(operation: Operation[Run]) -> Operation[Run]:
     return replace(operation, headers={**operation.headers, "accept": "text/event-stream"})
 
 
-class Download:
+class FileDownload:
     """Writes one file into a stream; a cut connection goes on where it ended."""
 
     def __init__(

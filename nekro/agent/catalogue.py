@@ -18,14 +18,14 @@ from nekro.agent.model import PluginBrief
 from nekro.agent.room import PromptRoom
 from nekro.agent.text import attribute, method_line, method_text, neutralise
 
-__all__ = ["Catalogue", "CatalogueWriter", "Form"]
+__all__ = ["CatalogueForm", "CatalogueWriter", "PromptCatalogue"]
 
 _BRIEF_CHARS: Final = 500
 #: Short lists that are kept: of about so many chats whose rounds run by turns.
 _MOST_KEPT: Final = 32
 
 
-class Form(StrEnum):
+class CatalogueForm(StrEnum):
     """How methods are listed, from the longest form to the shortest."""
 
     #: Signature and documentation.
@@ -38,17 +38,17 @@ class Form(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Catalogue:
+class PromptCatalogue:
     """A list as the prompt shows it."""
 
     text: str
-    form: Form
+    form: CatalogueForm
     has_asleep: bool
 
     @property
     def is_short(self) -> bool:
         """Whether methods are not shown in full."""
-        return self.form is not Form.FULL
+        return self.form is not CatalogueForm.FULL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +68,11 @@ class _Known:
     """The full list of some plugins, and the short ones made of it."""
 
     shown: object
-    full: Catalogue
+    full: PromptCatalogue
     #: Tokens of the full list, by the name of the counter.
     tokens: dict[str, int]
     #: By counter, budget and recent methods.
-    short: dict[tuple[str, int, tuple[str, ...]], Catalogue]
+    short: dict[tuple[str, int, tuple[str, ...]], PromptCatalogue]
 
 
 class CatalogueWriter:
@@ -91,7 +91,7 @@ class CatalogueWriter:
 
     def write(
         self, plugins: Sequence[PluginBrief], room: PromptRoom, recent: Sequence[str] = ()
-    ) -> Catalogue:
+    ) -> PromptCatalogue:
         """Return the list of plugins that are in order.
 
         Args:
@@ -110,7 +110,7 @@ class CatalogueWriter:
 
     def _shortened(
         self, plugins: Sequence[PluginBrief], room: PromptRoom, recent: Sequence[str]
-    ) -> Catalogue:
+    ) -> PromptCatalogue:
         form, shown = self._fitting(plugins, room, recent)
         hidden = len(plugins) - len(shown)
         short = self._render(shown, form, frozenset(), hidden=hidden)
@@ -120,21 +120,21 @@ class CatalogueWriter:
 
     def _fitting(
         self, plugins: Sequence[PluginBrief], room: PromptRoom, recent: Sequence[str]
-    ) -> tuple[Form, Sequence[PluginBrief]]:
+    ) -> tuple[CatalogueForm, Sequence[PluginBrief]]:
         """Return the longest form that leaves space for recent methods, and the plugins that it can show."""
         most = room.limits.catalogue * 3 // 4
-        for form in (Form.LINES, Form.NAMES):
+        for form in (CatalogueForm.LINES, CatalogueForm.NAMES):
             if room.counter.count(self._render(plugins, form, frozenset()).text) <= most:
                 return form, plugins
         used = set(recent)
         by_use = sorted(plugins, key=lambda plugin: used.isdisjoint(m.name for m in plugin.methods))
         shown = set()
         for plugin in by_use:
-            tokens = room.counter.count(self._render([plugin], Form.COUNTS, frozenset()).text)
+            tokens = room.counter.count(self._render([plugin], CatalogueForm.COUNTS, frozenset()).text)
             if tokens <= most:
                 shown.add(plugin.key)
                 most -= tokens
-        return Form.COUNTS, [plugin for plugin in plugins if plugin.key in shown]
+        return CatalogueForm.COUNTS, [plugin for plugin in plugins if plugin.key in shown]
 
     def _known(self, plugins: Sequence[PluginBrief]) -> _Known:
         shown = [
@@ -143,17 +143,17 @@ class CatalogueWriter:
         ]
         known = self._last
         if known is None or shown != known.shown:
-            full = self._render(plugins, Form.FULL, frozenset())
+            full = self._render(plugins, CatalogueForm.FULL, frozenset())
             self._last = known = _Known(shown=shown, full=full, tokens={}, short={})
         return known
 
     def _render(
-        self, plugins: Sequence[PluginBrief], form: Form, kept: frozenset[str], *, hidden: int = 0
-    ) -> Catalogue:
+        self, plugins: Sequence[PluginBrief], form: CatalogueForm, kept: frozenset[str], *, hidden: int = 0
+    ) -> PromptCatalogue:
         listed = [_listed(plugin, form, kept) for plugin in plugins]
         text = self._template.render(plugins=listed, hidden=hidden) if listed or hidden else ""
         has_asleep = any(plugin.asleep is not None for plugin in plugins)
-        return Catalogue(text=text, form=form, has_asleep=has_asleep)
+        return PromptCatalogue(text=text, form=form, has_asleep=has_asleep)
 
 
 def _exceeds(known: _Known, room: PromptRoom) -> bool:
@@ -181,19 +181,19 @@ def _kept(
     return frozenset(kept)
 
 
-def _listed(plugin: PluginBrief, form: Form, kept: frozenset[str]) -> _Listed:
+def _listed(plugin: PluginBrief, form: CatalogueForm, kept: frozenset[str]) -> _Listed:
     if plugin.asleep is not None:
         brief = attribute(plugin.asleep, limit=_BRIEF_CHARS)
         return _Listed(plugin=plugin, brief=brief, methods=[], names=[], count=0)
     methods, others = [], []
     for method in plugin.methods:
-        if form is Form.FULL:
+        if form is CatalogueForm.FULL:
             methods.append(method_text(method, limit=None))
         elif method.name in kept:
             methods.append(method_text(method))
-        elif form is Form.LINES:
+        elif form is CatalogueForm.LINES:
             methods.append(method_line(method))
         else:
             others.append(neutralise(method.name))
-    names = others if form is Form.NAMES else []
+    names = others if form is CatalogueForm.NAMES else []
     return _Listed(plugin=plugin, brief="", methods=methods, names=names, count=len(others))

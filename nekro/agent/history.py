@@ -13,7 +13,15 @@ from typing import Final
 
 from nekro.agent.answers.extraction import split_answer
 from nekro.agent.llm import LLMAnswer, LLMRequest
-from nekro.agent.model import HistoryFile, HistoryMessage, HistorySummary, Part, PromptMessage, Role, TextPart
+from nekro.agent.model import (
+    HistoryFile,
+    HistoryMessage,
+    HistorySummary,
+    Part,
+    PromptMessage,
+    PromptRole,
+    TextPart,
+)
 from nekro.agent.room import PromptRoom
 from nekro.agent.text import LEAST_TOKENS, attribute, clean, cut_middle, cut_text
 from nekro.agent.text import handle_of_message as of_message
@@ -263,8 +271,10 @@ def summary_request(task: SummaryTask, room: PromptRoom, *, tokens: int) -> LLMR
     system = _SYSTEM.format(words=int(tokens * _WORDS_PER_TOKEN))
     return LLMRequest(
         messages=(
-            PromptMessage.of(Role.SYSTEM, system),
-            PromptMessage.of(Role.USER, f"<chat_history>\n{messages}\n</chat_history>\nWrite the summary."),
+            PromptMessage.of(PromptRole.SYSTEM, system),
+            PromptMessage.of(
+                PromptRole.USER, f"<chat_history>\n{messages}\n</chat_history>\nWrite the summary."
+            ),
         ),
         chat_key=task.chat_key,
         group=task.group,

@@ -26,14 +26,14 @@ __all__ = [
     "Part",
     "PluginBrief",
     "PromptMessage",
-    "Role",
+    "PromptRole",
     "TextPart",
     "TurnRound",
     "join_parts",
 ]
 
 
-class Role(StrEnum):
+class PromptRole(StrEnum):
     """The origin of a prompt's message."""
 
     #: The host's instructions.
@@ -68,7 +68,7 @@ _UNSEEN: Final = TextPart(text="[left out: this model sees no images]")
 class PromptMessage:
     """One message of an LLM request."""
 
-    role: Role
+    role: PromptRole
     parts: tuple[Part, ...]
 
     @property
@@ -89,7 +89,7 @@ class PromptMessage:
         return replace(self, parts=join_parts(parts))
 
     @classmethod
-    def of(cls, role: Role, text: str) -> PromptMessage:
+    def of(cls, role: PromptRole, text: str) -> PromptMessage:
         """Build a message of one text part."""
         return cls(role=role, parts=(TextPart(text=text),))
 

@@ -40,13 +40,13 @@ from nekro.agent.model import (
     Part,
     PluginBrief,
     PromptMessage,
-    Role,
+    PromptRole,
     TextPart,
     TurnRound,
     join_parts,
 )
 from nekro.agent.multimodal import render_segments
-from nekro.agent.room import Limits, PromptRoom
+from nekro.agent.room import PromptRoom, TokenLimits
 from nekro.agent.text import attribute, cut_text, method_text, neutralise
 from nekro.agent.text import handle_of_output as of_output
 from nekro.agent.text import handle_of_result as of_result
@@ -200,7 +200,7 @@ class PromptBuilder:
         self._sandbox = sandbox
         self._templates = _templates()
         self._catalogue = CatalogueWriter(self._templates)
-        self._room = PromptRoom(limits=Limits.of(agent, context=None))
+        self._room = PromptRoom(limits=TokenLimits.of(agent, context=None))
         #: The last system prompt and its input, which are usually the same in all rounds of a turn.
         self._last_system: tuple[object, str] = (None, "")
 
@@ -242,11 +242,11 @@ class PromptBuilder:
             for position, (earlier, segment) in enumerate(zip(previous, segments[1:], strict=True))
         ]
         user_messages[-1].append(TextPart(text=self._footer(request, room)))
-        messages = [PromptMessage.of(Role.SYSTEM, self._system(request, room))]
+        messages = [PromptMessage.of(PromptRole.SYSTEM, self._system(request, room))]
         for earlier, parts in zip([None, *previous], user_messages, strict=True):
             if earlier is not None:
-                messages.append(PromptMessage.of(Role.ASSISTANT, _answer(earlier, room)))
-            messages.append(PromptMessage(role=Role.USER, parts=join_parts(parts)))
+                messages.append(PromptMessage.of(PromptRole.ASSISTANT, _answer(earlier, room)))
+            messages.append(PromptMessage(role=PromptRole.USER, parts=join_parts(parts)))
         return tuple(messages)
 
     def _system(self, request: PromptRequest, room: PromptRoom) -> str:

@@ -33,10 +33,10 @@ __all__ = [
     "LEARNED_SECONDS",
     "LOW_SIDE",
     "MOST_TOKENS",
-    "Limits",
     "ModelContexts",
     "PromptRoom",
     "TokenCounter",
+    "TokenLimits",
     "counter_of",
     "encoding_of",
     "estimate_tokens",
@@ -288,7 +288,7 @@ _PER_MESSAGE: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class TokenLimits:
     """Most tokens of a prompt and of its parts."""
 
     prompt: int
@@ -301,7 +301,7 @@ class Limits:
     answer: int
 
     @classmethod
-    def of(cls, settings: AgentSettings, *, context: int | None, longest: int | None = None) -> Limits:
+    def of(cls, settings: AgentSettings, *, context: int | None, longest: int | None = None) -> TokenLimits:
         """Return the limits for a model.
 
         Args:
@@ -336,9 +336,9 @@ class Limits:
         """The summary of older messages, which is a part of the history."""
         return self.history // 4
 
-    def lowered(self) -> Limits:
+    def lowered(self) -> TokenLimits:
         """Return the limits of the next try, if the parts together are too long."""
-        return Limits(
+        return TokenLimits(
             prompt=self.prompt,
             catalogue=self.catalogue // 2 if self.catalogue else self.prompt * 2 // 5,
             history=self.history // 2,
@@ -360,7 +360,7 @@ def tokens_of_prompt(messages: Iterable[PromptMessage]) -> int:
 class PromptRoom:
     """The limits of one prompt, and the counter of its model."""
 
-    limits: Limits
+    limits: TokenLimits
     counter: TokenCounter = ESTIMATE
 
     def tokens_of(self, messages: Iterable[PromptMessage]) -> int:
@@ -409,7 +409,7 @@ class ModelContexts:
         longest, until = self._learned.get(name, (None, 0.0))
         if until <= self._clock():
             longest = None
-        limits = Limits.of(
+        limits = TokenLimits.of(
             self._settings, context=None if group is None else group.context_tokens, longest=longest
         )
         if group is None or not group.model:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BUILT_IN_TASKS",
-    "Blocking",
+    "BlockingMethod",
     "CatalogueReader",
     "FleetCatalogue",
     "LaneOverrides",
@@ -233,7 +233,7 @@ def built_in_entries(*, in_round: bool) -> list[MethodEntry]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocking:
+class BlockingMethod:
     """A method that was observed to block."""
 
     entry: RoutedEntry
@@ -284,7 +284,7 @@ class LaneOverrides:
         self._on_pinned(name for name, lane in lanes.items() if lane == Lane.PINNED.value)
         self._lanes.update_overrides(lanes)
 
-    def record(self, blocking: Blocking) -> None:
+    def record(self, blocking: BlockingMethod) -> None:
         """Route a blocking method's calls to lane ``long`` from now on; thread-safe."""
         entry = blocking.entry
         log = logger.bind(plugin=entry.plugin_key, method=entry.task, seconds=round(blocking.seconds, 3))

@@ -26,7 +26,7 @@ from nekro_agent.errors import ServiceError
 __all__ = [
     "METRICS_TYPE",
     "AllowedHosts",
-    "Page",
+    "PageResponse",
     "PageServer",
     "Pages",
     "has_ambiguous_length",
@@ -101,7 +101,7 @@ _PORTS: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page:
+class PageResponse:
     """A response."""
 
     body: bytes
@@ -110,7 +110,7 @@ class Page:
 
 
 #: Path to a function that makes the page; called on a thread of the server, so it may block.
-Pages = Mapping[str, Callable[[], Page]]
+Pages = Mapping[str, Callable[[], PageResponse]]
 
 
 class PageServer:
@@ -198,12 +198,12 @@ def _handler(
             path = self.path.partition("?")[0]
             make = pages.get(path)
             if hosts is not None and not hosts.admits(self.headers.get_all("Host", [])):
-                self._send(Page(body=_REFUSAL, status=HTTPStatus.MISDIRECTED_REQUEST))
+                self._send(PageResponse(body=_REFUSAL, status=HTTPStatus.MISDIRECTED_REQUEST))
             elif key is not None and path not in _PROBES and not self._has(key):
-                self._send(Page(body=_NO_KEY, status=HTTPStatus.UNAUTHORIZED))
+                self._send(PageResponse(body=_NO_KEY, status=HTTPStatus.UNAUTHORIZED))
             elif make is None:
                 known = f"there is {', '.join(pages)}\n"
-                self._send(Page(body=known.encode(), status=HTTPStatus.NOT_FOUND))
+                self._send(PageResponse(body=known.encode(), status=HTTPStatus.NOT_FOUND))
             else:
                 self._send(make())
 
@@ -215,7 +215,7 @@ def _handler(
             wanted = f"Bearer {key}".encode()
             return len(given) == 1 and hmac.compare_digest(given[0].encode("utf-8", "replace"), wanted)
 
-        def _send(self, page: Page) -> None:
+        def _send(self, page: PageResponse) -> None:
             self.send_response(page.status)
             if page.status == HTTPStatus.UNAUTHORIZED:
                 self.send_header("WWW-Authenticate", 'Bearer realm="nekro"')

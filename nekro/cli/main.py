@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from nekro.cli.command import CommandModule, Deps
     from nekro.cli.output import Output
 
-__all__ = ["ANYWHERE", "COMMANDS", "Command", "build_parser", "main"]
+__all__ = ["ANYWHERE", "COMMANDS", "CliCommand", "build_parser", "main"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class CliCommand:
     """One command of `nekro`; its module is imported only when the command is used, which keeps help fast."""
 
     name: str
@@ -78,56 +78,58 @@ class Command:
         return self.module.run(args, deps)
 
 
-def _with_extensions(commands: Sequence[Command]) -> tuple[Command, ...]:
+def _with_extensions(commands: Sequence[CliCommand]) -> tuple[CliCommand, ...]:
     """Return the commands with those of the installed extensions among them."""
     found = list(commands)
     for extension in installed():
         for one in extension.commands:
             at = next(i for i, command in enumerate(found) if command.name == one.after)
-            command = Command(name=one.name, summary=one.summary, extension=extension.name, path=one.module)
+            command = CliCommand(
+                name=one.name, summary=one.summary, extension=extension.name, path=one.module
+            )
             found.insert(at + 1, command)
     return tuple(found)
 
 
 _COMMANDS: Final = (
-    Command(name="demo", summary="run a scripted tour on services of its own and check its results"),
-    Command(name="up", summary="run everything on this machine, in the foreground"),
-    Command(name="worker", summary="run one worker process, on any host"),
-    Command(name="gateway", summary="serve the HTTP API"),
-    Command(name="keys", summary="create, list and revoke keys of the HTTP API"),
-    Command(
+    CliCommand(name="demo", summary="run a scripted tour on services of its own and check its results"),
+    CliCommand(name="up", summary="run everything on this machine, in the foreground"),
+    CliCommand(name="worker", summary="run one worker process, on any host"),
+    CliCommand(name="gateway", summary="serve the HTTP API"),
+    CliCommand(name="keys", summary="create, list and revoke keys of the HTTP API"),
+    CliCommand(
         name="exec",
         summary="run a file in the sandbox, as code of the LLM runs",
         own_codes=True,
     ),
-    Command(name="call", summary="call one plugin method through the queue"),
-    Command(name="command", summary="run a command of a plugin, or answer one; list them"),
-    Command(name="chat", summary="talk to the agent"),
-    Command(name="send", summary="send one message into a chat, as a user"),
-    Command(name="history", summary="show the messages and the rounds of a chat"),
-    Command(name="tail", summary="show the events of a chat as they happen"),
-    Command(name="trace", summary="show one turn: rounds, model, code, calls, output"),
-    Command(name="cancel", summary="stop what the agent is doing in a chat"),
-    Command(name="reset", summary="reset a chat: start a new history, run the plugins' reset hooks"),
-    Command(
+    CliCommand(name="call", summary="call one plugin method through the queue"),
+    CliCommand(name="command", summary="run a command of a plugin, or answer one; list them"),
+    CliCommand(name="chat", summary="talk to the agent"),
+    CliCommand(name="send", summary="send one message into a chat, as a user"),
+    CliCommand(name="history", summary="show the messages and the rounds of a chat"),
+    CliCommand(name="tail", summary="show the events of a chat as they happen"),
+    CliCommand(name="trace", summary="show one turn: rounds, model, code, calls, output"),
+    CliCommand(name="cancel", summary="stop what the agent is doing in a chat"),
+    CliCommand(name="reset", summary="reset a chat: start a new history, run the plugins' reset hooks"),
+    CliCommand(
         name="jobs",
         summary="list, watch and cancel background jobs, downloads and detached calls",
     ),
-    Command(name="approvals", summary="list calls that wait for approval, and decide on them"),
-    Command(name="files", summary="list, get and put the files of a chat"),
-    Command(name="timers", summary="list, pause, resume and delete timers"),
-    Command(name="methods", summary="list the methods that code may call"),
-    Command(name="plugins", summary="list plugins and their errors; create a new one; purge data"),
-    Command(name="models", summary="list and test model groups; choose that of a chat; write its summary"),
-    Command(name="costs", summary="show what was spent, and what is left of budgets"),
-    Command(name="sandbox", summary="list, build, add and remove the packages that sandboxes can import"),
-    Command(name="doctor", summary="check settings, Redis, database, sandbox and plugins"),
-    Command(name="dead", summary="list, show, retry or drop dead letters"),
-    Command(name="db", summary="migrate the database"),
-    Command(name="flower", summary="watch tasks and workers in a browser"),
-    Command(name="metrics", summary="show the metrics of the fleet, or serve them to Prometheus"),
-    Command(name="completion", summary="print the script that completes `nekro` in a shell"),
-    Command(name="bench", summary="measure the call path in comparison with other systems"),
+    CliCommand(name="approvals", summary="list calls that wait for approval, and decide on them"),
+    CliCommand(name="files", summary="list, get and put the files of a chat"),
+    CliCommand(name="timers", summary="list, pause, resume and delete timers"),
+    CliCommand(name="methods", summary="list the methods that code may call"),
+    CliCommand(name="plugins", summary="list plugins and their errors; create a new one; purge data"),
+    CliCommand(name="models", summary="list and test model groups; choose that of a chat; write its summary"),
+    CliCommand(name="costs", summary="show what was spent, and what is left of budgets"),
+    CliCommand(name="sandbox", summary="list, build, add and remove the packages that sandboxes can import"),
+    CliCommand(name="doctor", summary="check settings, Redis, database, sandbox and plugins"),
+    CliCommand(name="dead", summary="list, show, retry or drop dead letters"),
+    CliCommand(name="db", summary="migrate the database"),
+    CliCommand(name="flower", summary="watch tasks and workers in a browser"),
+    CliCommand(name="metrics", summary="show the metrics of the fleet, or serve them to Prometheus"),
+    CliCommand(name="completion", summary="print the script that completes `nekro` in a shell"),
+    CliCommand(name="bench", summary="measure the call path in comparison with other systems"),
 )
 
 #: All commands, in the order of the help.
@@ -173,7 +175,7 @@ or a turn failed; 13 a process did not start; 130 Ctrl-C. `nekro exec` returns t
 class WrongUsage(Exception):
     """The command line is wrong; raised by ``LazyParser`` and reported by ``main``."""
 
-    def __init__(self, message: str, *, command: Command | None, hint: str = "") -> None:
+    def __init__(self, message: str, *, command: CliCommand | None, hint: str = "") -> None:
         super().__init__(message)
         self.command = command
         self.hint = hint
@@ -182,7 +184,7 @@ class WrongUsage(Exception):
 class LazyParser(argparse.ArgumentParser):
     """A parser that imports its command's module when it parses, and raises ``WrongUsage``."""
 
-    command: Command | None = None
+    command: CliCommand | None = None
     _registered = False
 
     def declare(self) -> None:
@@ -265,7 +267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str]) -> int:
     """Parse and run; every error becomes one line, with ``--json`` also an object, and an exit code."""
     parser = build_parser()
-    entry: Command | None = None
+    entry: CliCommand | None = None
     output: Output | None = None
     try:
         namespace = _parse(parser, arguments)
@@ -314,7 +316,7 @@ def _parse(parser: LazyParser, arguments: Sequence[str]) -> argparse.Namespace:
     return namespace
 
 
-def _run(entry: Command, namespace: argparse.Namespace, output: Output) -> int:
+def _run(entry: CliCommand, namespace: argparse.Namespace, output: Output) -> int:
     from nekro.cli.command import Deps, args_from
     from nekro.cli.running import configure_logs
 
@@ -325,7 +327,7 @@ def _run(entry: Command, namespace: argparse.Namespace, output: Output) -> int:
     return entry.runner(namespace.data_dir)(args_from(module.Args, namespace), deps)
 
 
-def _report(error: BaseException, entry: Command | None, output: Output) -> int:
+def _report(error: BaseException, entry: CliCommand | None, output: Output) -> int:
     from nekro.cli.output import PartialError
     from nekro.cli.running import EXEC_CODES, exit_code_of
 
@@ -360,7 +362,7 @@ def _add_global_options(parser: argparse.ArgumentParser, *, default: Any) -> Non
     )
 
 
-def _usage_code(command: Command | None) -> int:
+def _usage_code(command: CliCommand | None) -> int:
     from nekro.cli.running import EXEC_CODES, ExitCode
 
     own = command is not None and command.own_codes

@@ -35,8 +35,8 @@ __all__ = [
     "FILES_BODY",
     "MESSAGE_BODY",
     "Form",
+    "MessageForm",
     "NewFile",
-    "NewMessage",
     "digest_of",
     "open_body",
     "open_form",
@@ -237,7 +237,7 @@ def _on_disk(upload: UploadFile) -> BinaryIO:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewMessage:
+class MessageForm:
     """A person's message as it was posted."""
 
     body: MessageBody
@@ -249,7 +249,7 @@ class NewMessage:
 
 
 @asynccontextmanager
-async def open_message(request: Request, services: Services) -> AsyncIterator[NewMessage]:
+async def open_message(request: Request, services: Services) -> AsyncIterator[MessageForm]:
     """Read the body of a message: JSON, or a form with files.
 
     Raises:
@@ -277,14 +277,14 @@ async def store_files(uploads: KeyFiles, files: Sequence[NewFile]) -> list[Attac
     return [await uploads.add(part.name, part.file) for part in files]
 
 
-async def _new_message(body: MessageBody, files: Sequence[NewFile]) -> NewMessage:
+async def _new_message(body: MessageBody, files: Sequence[NewFile]) -> MessageForm:
     parts = [*([NewTextPart(text=body.text)] if body.text else []), *body.parts]
     if not files and all(isinstance(part, NewTextPart) and not part.text.strip() for part in parts):
         detail = "the message is empty; send text, parts or files"
         raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail)
     text = json.dumps(body.model_dump(), sort_keys=True).encode()
     digest = hashlib.sha256(text + await digest_of(files)).digest()
-    return NewMessage(body=body, parts=parts, files=files, digest=digest)
+    return MessageForm(body=body, parts=parts, files=files, digest=digest)
 
 
 async def digest_of(files: Sequence[NewFile]) -> bytes:

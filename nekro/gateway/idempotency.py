@@ -2,8 +2,8 @@
 
 The row of a request is unique for key, method, path and idempotency key. The gateway that runs the request
 holds a lease on the row. If it dies or stops in between, or an error leaves open whether the request had its
-effect, the next repetition runs the request again, and the effect itself is single by ``Once.name``; a
-request whose effect has no such name ends with ``outcome_unknown`` then.
+effect, the next repetition runs the request again, and the effect itself is single by
+``IdempotentRequest.name``; a request whose effect has no such name ends with ``outcome_unknown`` then.
 
 A message needs no such row: it is unique itself (``nekro.operations.posting.post_message``).
 """
@@ -53,7 +53,7 @@ from storage.states import StoredKind
 __all__ = [
     "NOT_ONCE",
     "REPLAYED",
-    "Once",
+    "IdempotentRequest",
     "OnceDep",
     "RepeatedProblem",
     "once_of",
@@ -90,7 +90,7 @@ class RepeatedProblem(Exception):
         self.response = response
 
 
-class Once:
+class IdempotentRequest:
     """One request, which runs once if it has an idempotency key."""
 
     def __init__(self, request: Request, *, name: str | None, body: bytes) -> None:
@@ -223,9 +223,9 @@ class Once:
         return new_id() if self.name is None else self.name[:_ID_CHARS]
 
 
-async def once_of(request: Request, *, body: bytes) -> Once:
+async def once_of(request: Request, *, body: bytes) -> IdempotentRequest:
     """Return a request by what a repetition must repeat, for bodies that are not read at once."""
-    return Once(request, name=await _name(request), body=body)
+    return IdempotentRequest(request, name=await _name(request), body=body)
 
 
 def _added(answer: JSONResponse) -> dict[str, str]:
@@ -233,7 +233,7 @@ def _added(answer: JSONResponse) -> dict[str, str]:
     return {name: answer.headers[name] for name in REPLAYED if name in answer.headers}
 
 
-async def _once(request: Request) -> Once:
+async def _once(request: Request) -> IdempotentRequest:
     return await once_of(request, body=await request.body())
 
 
@@ -274,4 +274,4 @@ def _answer(model: BaseModel, status: HTTPStatus | Callable[[Any], HTTPStatus]) 
     return JsonAnswer(model.model_dump(mode="json", by_alias=True), status_code=code)
 
 
-OnceDep = Annotated[Once, Depends(_once)]
+OnceDep = Annotated[IdempotentRequest, Depends(_once)]

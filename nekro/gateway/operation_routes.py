@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
 
 from nekro.gateway.dependencies import IdentityDep, PathText, ServicesDep
-from nekro.gateway.idempotency import Once, OnceDep, RepeatedProblem
+from nekro.gateway.idempotency import IdempotentRequest, OnceDep, RepeatedProblem
 from nekro.gateway.web.responses import JsonAnswer
 from nekro.operations.actor import Actor
 from nekro.operations.pages import Param
@@ -59,7 +59,7 @@ def route(
 
     async def endpoint(**given: Any) -> Response:
         once = given["actor"].once
-        if isinstance(once, Once):
+        if isinstance(once, IdempotentRequest):
             once.status_of = status_of or (lambda _: status)
         try:
             answer = await operation(**given)
@@ -69,7 +69,7 @@ def route(
         return JsonAnswer(
             content,
             status_code=status if status_of is None else status_of(answer),
-            headers=once.headers if isinstance(once, Once) else None,
+            headers=once.headers if isinstance(once, IdempotentRequest) else None,
         )
 
     parameters = [

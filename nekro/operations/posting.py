@@ -46,7 +46,7 @@ from storage.transaction import Transaction
 
 __all__ = [
     "MOST_PARTS",
-    "Content",
+    "PostedContent",
     "incoming_message",
     "post_message",
     "posted_message",
@@ -63,7 +63,7 @@ _MOST_MESSAGES: Final = 500
 
 
 @dataclass(frozen=True, kw_only=True)
-class Content:
+class PostedContent:
     """The content of a message to post."""
 
     #: Its text parts, joined by line feeds.
@@ -79,7 +79,7 @@ async def stored_content(
     parts: Sequence[NewPart],
     *,
     files: Sequence[Attachment] = (),
-) -> Content:
+) -> PostedContent:
     """Store what parts carry in the chat's uploads, and return the content of their message.
 
     Args:
@@ -104,7 +104,7 @@ async def stored_content(
             segments.append(stored.segment)
     segments += [file.segment for file in files]
     is_plain = len(texts) == len(segments)
-    return Content(text="\n".join(texts), segments=[] if is_plain else segments)
+    return PostedContent(text="\n".join(texts), segments=[] if is_plain else segments)
 
 
 async def _stored(

@@ -21,13 +21,13 @@ from nekro_agent.execution.current import Payer, paying
 from nekro_agent.execution.greenlets import run_callable
 from nekro_agent.plugin import NekroPlugin, using
 
-__all__ = ["CommandEntry", "CommandTable"]
+__all__ = ["CommandTable", "LoadedCommand"]
 
 _log = get_sub_logger("commands")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommandEntry:
+class LoadedCommand:
     """A command and the plugin that owns it."""
 
     plugin: NekroPlugin
@@ -46,7 +46,7 @@ class CommandTable:
     def __init__(self, plugins: Iterable[NekroPlugin]) -> None:
         """Index the commands of plugins, in the order in which they were loaded."""
         self._entries = [
-            CommandEntry(plugin=plugin, command=command, parameters=parameters_of(command.func))
+            LoadedCommand(plugin=plugin, command=command, parameters=parameters_of(command.func))
             for plugin in plugins
             for command in plugin.commands
         ]
@@ -64,7 +64,7 @@ class CommandTable:
             is_enabled=lambda key: plugin_of[key].is_enabled,
         )
 
-    def __iter__(self) -> Iterator[CommandEntry]:
+    def __iter__(self) -> Iterator[LoadedCommand]:
         """Iterate over the commands that are listed."""
         return (e for e in self._entries if e.plugin.is_enabled and not e.command.internal)
 
@@ -72,7 +72,7 @@ class CommandTable:
         """List the commands of these plugins from now on."""
         vars(self).update(vars(CommandTable(plugins)))
 
-    def find(self, name: str) -> CommandEntry:
+    def find(self, name: str) -> LoadedCommand:
         """Return a command of an enabled plugin.
 
         Raises:
@@ -132,7 +132,7 @@ async def _paid(payer: Payer, responses: AsyncIterator[CommandResponse]) -> Asyn
 
 
 async def _responses(
-    entry: CommandEntry, context: CommandExecutionContext, arguments: dict[str, object]
+    entry: LoadedCommand, context: CommandExecutionContext, arguments: dict[str, object]
 ) -> AsyncIterator[CommandResponse]:
     func = entry.command.func
     entry.plugin.refresh_config()

@@ -21,7 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Source", "SourceKind", "discover"]
+__all__ = ["PluginSource", "SourceKind", "discover"]
 
 _MAX_DEPTH: Final = 2
 _SKIPPED: Final = frozenset(
@@ -44,7 +44,7 @@ class SourceKind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class PluginSource:
     """The location of one plugin's code, not imported yet."""
 
     name: str
@@ -52,7 +52,7 @@ class Source:
     kind: SourceKind
 
 
-def discover(path: Path) -> Iterator[Source]:
+def discover(path: Path) -> Iterator[PluginSource]:
     """Yield the plugin at ``path``, or the plugins in that folder, sorted by file name."""
     single = _source(path)
     if single is not None:
@@ -61,7 +61,7 @@ def discover(path: Path) -> Iterator[Source]:
         yield from _inside(path, depth=_MAX_DEPTH)
 
 
-def _inside(folder: Path, *, depth: int) -> Iterator[Source]:
+def _inside(folder: Path, *, depth: int) -> Iterator[PluginSource]:
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.name.startswith(("_", ".")) or entry.name in _SKIPPED or _is_test(entry):
             continue
@@ -77,16 +77,16 @@ def _is_test(path: Path) -> bool:
     return path.suffix == ".py" and (path.stem.startswith("test_") or path.stem.endswith("_test"))
 
 
-def _source(path: Path) -> Source | None:
+def _source(path: Path) -> PluginSource | None:
     if path.is_file():
         if path.suffix == ".py" and _binds_plugin(path):
-            return Source(name=path.stem, path=path, kind=SourceKind.FILE)
+            return PluginSource(name=path.stem, path=path, kind=SourceKind.FILE)
         return None
     init, root_file = path / "__init__.py", path / "plugin.py"
     if init.is_file() and (_binds_plugin(init) or (root_file.is_file() and _binds_plugin(root_file))):
-        return Source(name=path.name, path=path, kind=SourceKind.PACKAGE)
+        return PluginSource(name=path.name, path=path, kind=SourceKind.PACKAGE)
     if not init.is_file() and root_file.is_file() and _binds_plugin(root_file):
-        return Source(name=path.name, path=path, kind=SourceKind.ROOT_FILE)
+        return PluginSource(name=path.name, path=path, kind=SourceKind.ROOT_FILE)
     return None
 
 

@@ -19,7 +19,7 @@ from nekro_agent.methods import Lane, SandboxMethodType
 __all__ = [
     "CommandEntry",
     "MethodEntry",
-    "Parameter",
+    "MethodParameter",
     "PluginEntry",
     "PluginStatus",
     "RoutedEntry",
@@ -42,7 +42,7 @@ class PluginStatus(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parameter:
+class MethodParameter:
     """One parameter of a method's function, the context included."""
 
     name: str
@@ -72,7 +72,7 @@ class MethodEntry:
     #: Whether a call may run again after its worker died during it.
     repeatable: bool = False
     #: In order; None when the function cannot be inspected, and then any arguments are sent.
-    parameters: tuple[Parameter, ...] | None = None
+    parameters: tuple[MethodParameter, ...] | None = None
     #: Names of the first two parameters of a function declared as ``(argument, ctx)``; see
     #: ``nekro_agent.methods``.
     swapped: tuple[str, str] | None = None
@@ -206,7 +206,9 @@ def _method(values: Mapping[str, Any]) -> MethodEntry:
     known = known_fields(MethodEntry, values)
     known["type"], known["lane"] = SandboxMethodType(known["type"]), Lane(known["lane"])
     if known.get("parameters") is not None:
-        known["parameters"] = tuple(Parameter(**known_fields(Parameter, one)) for one in known["parameters"])
+        known["parameters"] = tuple(
+            MethodParameter(**known_fields(MethodParameter, one)) for one in known["parameters"]
+        )
     if known.get("swapped") is not None:
         known["swapped"] = tuple(known["swapped"])
     return MethodEntry(**known)

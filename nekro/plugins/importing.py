@@ -27,7 +27,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from nekro.plugins import onebot
-from nekro.plugins.discovery import Source, SourceKind
+from nekro.plugins.discovery import PluginSource, SourceKind
 from nekro_agent import placeholders, runtime
 from nekro_agent.commands.registration import kept
 from nekro_agent.core.logger import get_sub_logger
@@ -163,7 +163,7 @@ class Imported:
     plugin: NekroPlugin | None = None
     error: str | None = None
     #: None for an entry point, and for a folder that does not exist.
-    source: Source | None = None
+    source: PluginSource | None = None
     #: None for shipped plugins, entry points and plugins that failed.
     imports: PluginImports | None = None
     #: Result of an import that still runs; None when it has ended.
@@ -175,7 +175,7 @@ class Imported:
         return self.package.startswith(f"{SHIPPED}.")
 
 
-def import_plugin(source: Source, *, is_shipped: bool = False, is_reload: bool = False) -> Imported:
+def import_plugin(source: PluginSource, *, is_shipped: bool = False, is_reload: bool = False) -> Imported:
     """Import a plugin under names that no other plugin has, and not those of an earlier import of it.
 
     Args:
@@ -307,7 +307,7 @@ def _flush(stream: TextIO) -> None:
         stream.flush()
 
 
-def _names(source: Source) -> tuple[str, str]:
+def _names(source: PluginSource) -> tuple[str, str]:
     """Return an unused package name, and the name of the module with ``plugin``."""
     slug = re.sub(r"\W", "_", source.name)
     package, number = f"{NAMESPACE}.{slug}", 2
@@ -318,7 +318,7 @@ def _names(source: Source) -> tuple[str, str]:
     return package, f"{package}.{slug if source.kind is SourceKind.FILE else 'plugin'}"
 
 
-def _executed(source: Source, name: str, context: PluginImports) -> ModuleType:
+def _executed(source: PluginSource, name: str, context: PluginImports) -> ModuleType:
     """Execute the plugin's code; files are read as UTF-8 with or without a BOM."""
     if source.kind is SourceKind.PACKAGE:
         init = source.path / "__init__.py"

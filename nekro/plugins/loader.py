@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from nekro.plugins.discovery import Source, discover
+from nekro.plugins.discovery import PluginSource, discover
 from nekro.plugins.entries import PluginStatus
 from nekro.plugins.importing import SHIPPED, Imported, import_entry_point, import_plugin
 from nekro_agent import placeholders, runtime
@@ -235,7 +235,7 @@ class Step:
     name: str
     path: str
     work: Callable[[], Imported]
-    source: Source | None = None
+    source: PluginSource | None = None
 
     @property
     def text(self) -> str:
@@ -246,7 +246,7 @@ class Step:
 def plugin_steps(dirs: Iterable[Path], *, shipped: bool = True, entry_points: bool = True) -> Iterator[Step]:
     """Find the plugins, in loading order; for the arguments see ``load_plugins``."""
 
-    def step(source: Source, *, is_shipped: bool) -> Step:
+    def step(source: PluginSource, *, is_shipped: bool) -> Step:
         work = partial(import_plugin, source, is_shipped=is_shipped)
         return Step(name=source.name, path=str(source.path), work=work, source=source)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from broker_config.settings import ApprovalSettings
-from nekro.plugins.entries import CommandEntry, MethodEntry, Parameter, PluginEntry, WebhookEntry
+from nekro.plugins.entries import CommandEntry, MethodEntry, MethodParameter, PluginEntry, WebhookEntry
 from nekro.plugins.entry_registry import Registry
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError, MethodDisabledError, MethodNotFoundError
@@ -226,9 +226,9 @@ class LoadedRegistry(Registry):
         return entries
 
 
-def _parameters(signature: inspect.Signature) -> tuple[Parameter, ...]:
+def _parameters(signature: inspect.Signature) -> tuple[MethodParameter, ...]:
     return tuple(
-        Parameter(
+        MethodParameter(
             name=one.name,
             kind=one.kind.name,
             is_required=one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD),

@@ -14,10 +14,10 @@ from nekro_agent.errors import SandboxUnavailableError
 
 __all__ = [
     "Capability",
-    "Check",
     "Enforcement",
     "Enforcer",
     "ExitStatus",
+    "IsolationCheck",
     "Sandbox",
     "SandboxDriver",
     "SandboxSpec",
@@ -27,7 +27,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class IsolationCheck:
     """The result of checking one part of the isolation on this machine."""
 
     name: str
@@ -39,12 +39,12 @@ class Check:
     needed: bool = True
 
 
-def check_of(name: str, look: Callable[[], str]) -> Check:
+def check_of(name: str, look: Callable[[], str]) -> IsolationCheck:
     """Return the check for an attempt: ok with its result, or failed with the error that it raised."""
     try:
-        return Check(name=name, ok=True, detail=look())
+        return IsolationCheck(name=name, ok=True, detail=look())
     except SandboxUnavailableError as exc:
-        return Check(name=name, ok=False, detail=str(exc))
+        return IsolationCheck(name=name, ok=False, detail=str(exc))
 
 
 class Enforcer(StrEnum):
@@ -83,7 +83,7 @@ class Capability:
     """What a driver provides on this machine, determined by running a sandbox."""
 
     driver: str
-    checks: tuple[Check, ...]
+    checks: tuple[IsolationCheck, ...]
     #: The enforcement of each limit of a run.
     limits: tuple[Enforcement, ...] = ()
 
@@ -211,7 +211,7 @@ class SandboxDriver(Protocol):
 
     name: str
 
-    async def examine(self) -> tuple[Check, ...]:
+    async def examine(self) -> tuple[IsolationCheck, ...]:
         """Check the requirements without running a sandbox; does not raise for missing ones."""
         ...
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from loguru import logger
 
 from nekro.sandbox.models import KeptVariables, StubMethod
-from nekro.wire.budget import Budget, Meter
+from nekro.wire.budget import DecodeBudget, DecodeMeter
 from nekro.wire.parser import load_in_slices
 from nekro.wire.values import arguments_in_slices, arguments_text
 from nekro_agent.errors import ArgumentError
@@ -34,7 +34,7 @@ _MOST_NAME_CHARS: Final = 64
 #: Room in the frame for names, in UTF-8 with their quotes.
 _NAMES_BYTES: Final = 2 * MOST_VARIABLES * (4 * _MOST_NAME_CHARS + 8)
 _BUILT_IN: Final = frozenset(dir(builtins))
-_LEAST_STEPS: Final = Budget().steps
+_LEAST_STEPS: Final = DecodeBudget().steps
 
 
 def frame_bytes(keep_bytes: int) -> int:
@@ -70,7 +70,7 @@ async def read_kept(payload: bytes, *, reserved: frozenset[str], most_bytes: int
         reserved: names that no variable may have.
         most_bytes: of all texts together.
     """
-    meter = Meter(Budget(steps=max(_LEAST_STEPS, most_bytes)))
+    meter = DecodeMeter(DecodeBudget(steps=max(_LEAST_STEPS, most_bytes)))
     try:
         names, texts = await _parts(payload)
     except ArgumentError as exc:
@@ -108,7 +108,7 @@ async def _parts(payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         await asyncio.sleep(0)
 
 
-async def _is_plain(text: str, meter: Meter) -> bool:
+async def _is_plain(text: str, meter: DecodeMeter) -> bool:
     """Whether a text is the tagged text of one plain value, which costs no more than is left."""
     try:
         slices = load_in_slices(arguments_text(text.encode()), meter)

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 from nekro_agent.errors import ArgumentError
 
-__all__ = ["MEMORY_FACTOR", "PLAIN_TYPES", "Budget", "Meter", "check_keys"]
+__all__ = ["MEMORY_FACTOR", "PLAIN_TYPES", "DecodeBudget", "DecodeMeter", "check_keys"]
 
 _CONTAINERS: Final = frozenset({tuple, list, dict, set, frozenset})
 _LEAVES: Final = frozenset(
@@ -27,12 +27,12 @@ _LEAVES: Final = frozenset(
 PLAIN_TYPES: Final = _CONTAINERS | _LEAVES
 
 #: A decoded value takes at most this many times the bytes of its text (nested objects with one empty
-#: key come closest), and at most ``Budget.built_bytes``.
+#: key come closest), and at most ``DecodeBudget.built_bytes``.
 MEMORY_FACTOR: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class DecodeBudget:
     """Limits on the cost of decoding one text; the length of the text is limited elsewhere."""
 
     #: A value or key costs one step; types that are built in Python cost more, in proportion to their
@@ -49,12 +49,12 @@ class Budget:
     chosen_keys: int = 10_000
 
 
-class Meter:
+class DecodeMeter:
     """Cost of one decoding so far; each method raises ``ArgumentError`` beyond the budget."""
 
     __slots__ = ("_began_at", "budget", "built_bytes", "chosen_keys", "steps")
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: DecodeBudget) -> None:
         self.budget = budget
         self.steps = self.built_bytes = self.chosen_keys = 0
         #: None until the clock is first read; most texts end before that.
@@ -100,7 +100,7 @@ _KEY_BITS: Final = 64
 _SAME_HASH: Final = 16
 
 
-def check_keys(keys: list[Any], meter: Meter) -> None:
+def check_keys(keys: list[Any], meter: DecodeMeter) -> None:
     """Refuse keys that are slow to hash or chosen to collide, before they are hashed.
 
     Building a dict whose keys all collide takes quadratic time.
@@ -124,7 +124,7 @@ def check_keys(keys: list[Any], meter: Meter) -> None:
             _count(counts, hash(key))
 
 
-def _check_key(key: Any, meter: Meter, *, depth: int) -> None:
+def _check_key(key: Any, meter: DecodeMeter, *, depth: int) -> None:
     kind = type(key)
     if kind not in _KEY_TYPES:
         raise ArgumentError(f"a {kind.__name__} cannot be a key or a member of a set")

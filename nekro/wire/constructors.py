@@ -20,7 +20,7 @@ from typing import Any, Final
 from uuid import UUID
 from zoneinfo import ZoneInfo, available_timezones
 
-from nekro.wire.budget import Meter, check_keys
+from nekro.wire.budget import DecodeMeter, check_keys
 
 __all__ = ["BUILDERS", "MAX_INT_BITS"]
 
@@ -42,7 +42,7 @@ _DECIMAL: Final = re.compile(
 _UUID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _FLOATS: Final = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
-Builder = Callable[[Any, Meter], object]
+Builder = Callable[[Any, DecodeMeter], object]
 
 
 def _require(condition: bool, problem: str) -> None:
@@ -71,11 +71,11 @@ def _items(payload: Any) -> list[Any]:
     return items
 
 
-def _tuple(payload: Any, meter: Meter) -> object:
+def _tuple(payload: Any, meter: DecodeMeter) -> object:
     return tuple(_items(payload))
 
 
-def _set(payload: Any, meter: Meter) -> object:
+def _set(payload: Any, meter: DecodeMeter) -> object:
     items = _items(payload)
     check_keys(items, meter)
     meter.charge(len(items), 200 + 64 * len(items))
@@ -84,13 +84,13 @@ def _set(payload: Any, meter: Meter) -> object:
     return members
 
 
-def _frozenset(payload: Any, meter: Meter) -> object:
+def _frozenset(payload: Any, meter: DecodeMeter) -> object:
     members = _set(payload, meter)
     meter.charge(0, members.__sizeof__())
     return frozenset(members)  # type: ignore[call-overload]
 
 
-def _dict(payload: Any, meter: Meter) -> object:
+def _dict(payload: Any, meter: DecodeMeter) -> object:
     items = _items(payload)
     keys = items[::2]
     _require(len(items) == 2 * len(keys), "a key without a value")
@@ -101,7 +101,7 @@ def _dict(payload: Any, meter: Meter) -> object:
     return mapping
 
 
-def _bytes(payload: Any, meter: Meter) -> bytes:
+def _bytes(payload: Any, meter: DecodeMeter) -> bytes:
     _require(type(payload) is str, "a string expected")
     meter.charge(len(payload) >> 10, len(payload))
     # The decoder skips characters that are not base64. Its strict mode takes almost twice as long as this.
@@ -111,21 +111,21 @@ def _bytes(payload: Any, meter: Meter) -> bytes:
     return data
 
 
-def _bytearray(payload: Any, meter: Meter) -> object:
+def _bytearray(payload: Any, meter: DecodeMeter) -> object:
     return bytearray(_bytes(payload, meter))
 
 
-def _float(payload: Any, meter: Meter) -> object:
+def _float(payload: Any, meter: DecodeMeter) -> object:
     return _FLOATS[_text(payload, 4)]
 
 
-def _complex(payload: Any, meter: Meter) -> object:
+def _complex(payload: Any, meter: DecodeMeter) -> object:
     parts = _items(payload)
     _require(len(parts) == 2 and all(type(part) is float for part in parts), "two floats expected")
     return complex(parts[0], parts[1])
 
 
-def _state_and_zone(payload: Any, meter: Meter) -> tuple[str, int, tzinfo | None]:
+def _state_and_zone(payload: Any, meter: DecodeMeter) -> tuple[str, int, tzinfo | None]:
     meter.charge(4, 64)
     if type(payload) is str:
         return payload, 0, None
@@ -145,32 +145,32 @@ def _numbers(pattern: re.Pattern[str], text: str) -> list[int]:
     return [int(part or 0) for part in match.groups()]
 
 
-def _datetime(payload: Any, meter: Meter) -> object:
+def _datetime(payload: Any, meter: DecodeMeter) -> object:
     text, fold, zone = _state_and_zone(payload, meter)
     year, month, day, hour, minute, second, micro = _numbers(_DATETIME, text)
     return datetime(year, month, day, hour, minute, second, micro, zone, fold=fold)
 
 
-def _time(payload: Any, meter: Meter) -> object:
+def _time(payload: Any, meter: DecodeMeter) -> object:
     text, fold, zone = _state_and_zone(payload, meter)
     hour, minute, second, micro = _numbers(_TIME, text)
     return time(hour, minute, second, micro, zone, fold=fold)
 
 
-def _date(payload: Any, meter: Meter) -> object:
+def _date(payload: Any, meter: DecodeMeter) -> object:
     meter.charge(3, 32)
     year, month, day = _numbers(_DATE, _text(payload, 10))
     return date(year, month, day)
 
 
-def _timedelta(payload: Any, meter: Meter) -> object:
+def _timedelta(payload: Any, meter: DecodeMeter) -> object:
     meter.charge(2, 40)
     days, seconds, micros = _integers(payload, 3)
     _require(abs(days) < 10**9 and 0 <= seconds < 86400 and 0 <= micros < 10**6, "out of range")
     return timedelta(days, seconds, micros)
 
 
-def _timezone(payload: Any, meter: Meter) -> object:
+def _timezone(payload: Any, meter: DecodeMeter) -> object:
     meter.charge(4, 96)
     parts = _items(payload)
     _require(1 <= len(parts) <= 2 and type(parts[0]) is int, "an offset expected")
@@ -181,7 +181,7 @@ def _timezone(payload: Any, meter: Meter) -> object:
     return timezone(offset, _text(parts[1], _MAX_NAME_CHARS))
 
 
-def _zone_info(payload: Any, meter: Meter) -> object:
+def _zone_info(payload: Any, meter: DecodeMeter) -> object:
     meter.charge(4, 0)
     name = _text(payload, _MAX_NAME_CHARS)
     # The name becomes part of a file's path, so only names of zones that exist are looked up.
@@ -201,7 +201,7 @@ def _zone(name: str) -> ZoneInfo:
     return ZoneInfo(name)
 
 
-def _decimal(payload: Any, meter: Meter) -> object:
+def _decimal(payload: Any, meter: DecodeMeter) -> object:
     text = _text(payload, _MAX_DECIMAL_CHARS)
     meter.charge(3 + (len(text) >> 5), 104 + len(text) // 2)
     _require(_DECIMAL.fullmatch(text) is not None, "a decimal number expected")
@@ -214,7 +214,7 @@ def _decimal(payload: Any, meter: Meter) -> object:
     return number
 
 
-def _fraction(payload: Any, meter: Meter) -> object:
+def _fraction(payload: Any, meter: DecodeMeter) -> object:
     numerator, denominator = _integers(payload, 2)
     # The greatest common divisor takes time in proportion to the product of both lengths.
     bits = max(numerator.bit_length(), denominator.bit_length())
@@ -225,14 +225,14 @@ def _fraction(payload: Any, meter: Meter) -> object:
     return number
 
 
-def _uuid(payload: Any, meter: Meter) -> object:
+def _uuid(payload: Any, meter: DecodeMeter) -> object:
     meter.charge(4, 64)
     text = _text(payload, 32)
     _require(_UUID.fullmatch(text) is not None, "32 hexadecimal digits expected")
     return UUID(int=int(text, 16))
 
 
-def _path(payload: Any, meter: Meter) -> object:
+def _path(payload: Any, meter: DecodeMeter) -> object:
     text = _text(payload, _MAX_PATH_CHARS)
     meter.charge(4 + (len(text) >> 5), len(text))
     return str(PurePosixPath(text))

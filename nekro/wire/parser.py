@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from json.decoder import JSONDecoder, scanstring  # type: ignore[attr-defined]
 from typing import Any, Final
 
-from nekro.wire.budget import Budget, Meter
+from nekro.wire.budget import DecodeBudget, DecodeMeter
 from nekro.wire.constructors import BUILDERS, MAX_INT_BITS
 from nekro_agent.errors import ArgumentError
 
@@ -60,13 +60,13 @@ class _Open:
         self.tag = tag
 
 
-def load(text: str, budget: Budget) -> object:
+def load(text: str, budget: DecodeBudget) -> object:
     """Read one value.
 
     Raises:
         ArgumentError: the text is malformed, contains anything but plain values, or exceeds the budget.
     """
-    slices = load_in_slices(text, Meter(budget))
+    slices = load_in_slices(text, DecodeMeter(budget))
     while True:
         try:
             next(slices)
@@ -74,7 +74,7 @@ def load(text: str, budget: Budget) -> object:
             return end.value
 
 
-def load_in_slices(text: str, meter: Meter) -> Generator[None, None, object]:
+def load_in_slices(text: str, meter: DecodeMeter) -> Generator[None, None, object]:
     """Read one value; yields after each slice of steps and returns the value.
 
     Raises:
@@ -95,7 +95,7 @@ class _Parser:
 
     __slots__ = ("_at", "_depth", "_has_escapes", "_in_run", "_meter", "_open", "_text")
 
-    def __init__(self, text: str, meter: Meter) -> None:
+    def __init__(self, text: str, meter: DecodeMeter) -> None:
         self._text = text
         self._meter = meter
         #: Position of the next character.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator
 from json.scanner import c_make_scanner  # type: ignore[attr-defined]
 from typing import Any, Final, NoReturn, TypeAlias
 
-from nekro.wire.budget import Budget, Meter
+from nekro.wire.budget import DecodeBudget, DecodeMeter
 from nekro.wire.constructors import BUILDERS
 from nekro.wire.parser import load, load_in_slices
 from nekro.wire.returned_values import written
@@ -36,10 +36,11 @@ __all__ = [
     "pickled_for",
 ]
 
-#: Maximum length. The scanner cannot be interrupted; no text of this length is near a limit of ``Budget``.
+#: Maximum length. The scanner cannot be interrupted; no text of this length is near a limit of
+#: ``DecodeBudget``.
 SHORT_CHARS: Final = 4 << 10
 
-_BUDGET: Final = Budget()
+_BUDGET: Final = DecodeBudget()
 #: Maps bytes outside of strings: brackets to parentheses, digits to 0.
 _BRACKETS: Final = bytes.maketrans(b"[{]}", b"(())")
 
@@ -120,7 +121,7 @@ def _tagged_object(pairs: list[tuple[str, Any]]) -> object:
         if key[:1] == "$":
             if key in _TEXT_TAGS:
                 raise Undecided
-            return BUILDERS[key](payload, Meter(_BUDGET))
+            return BUILDERS[key](payload, DecodeMeter(_BUDGET))
     mapping = _object(pairs)
     for key in mapping:
         if key[:1] == "$":
@@ -157,9 +158,9 @@ _ARGUMENT_LIMIT: Final = "the limit of a call's arguments"
 
 _NOT_ARGUMENTS: Final = "the value is not a pair of positional and named arguments"
 
-_ARGUMENT_BUDGET: Final = Budget()
+_ARGUMENT_BUDGET: Final = DecodeBudget()
 #: A worker's own value may be large, but it passes through the broker and is still limited.
-_VALUE_BUDGET: Final = Budget(steps=4_000_000, built_bytes=512 << 20, seconds=30, chosen_keys=50_000)
+_VALUE_BUDGET: Final = DecodeBudget(steps=4_000_000, built_bytes=512 << 20, seconds=30, chosen_keys=50_000)
 #: Arguments of trusted callers; far above the worker's own limit, which is the one that is reported.
 _MOST_CHARS: Final = 64 << 20
 
@@ -201,7 +202,7 @@ def arguments_text(data: bytes) -> str:
 def arguments_in_slices(data: bytes | str, *, max_bytes: int) -> Generator[None, None, Arguments]:
     """Decode as ``decode_arguments`` does, and yield after each slice of work of about 0.3 ms."""
     text = _text(data, max_bytes, limit=_ARGUMENT_LIMIT)
-    return _arguments((yield from load_in_slices(text, Meter(_ARGUMENT_BUDGET))))
+    return _arguments((yield from load_in_slices(text, DecodeMeter(_ARGUMENT_BUDGET))))
 
 
 def _arguments(value: Any) -> Arguments:

@@ -17,7 +17,7 @@ from typing import Final
 
 from nekro_agent import runtime
 from nekro_agent.downloads.addresses import AddressPolicy, checked_url, login_of
-from nekro_agent.downloads.http import Interrupted, Source
+from nekro_agent.downloads.http import DownloadSource, Interrupted
 from nekro_agent.downloads.part import PartFile, PartState, remove_stale
 from nekro_agent.downloads.transfer import Content, Transfer
 from nekro_agent.durations import REFRESH_SECONDS, STALE_SECONDS
@@ -304,8 +304,8 @@ async def _saved(part: PartFile, transfer: Transfer | None, exc: BaseException) 
     return True
 
 
-def _source(order: _Order) -> Source:
-    return Source(
+def _source(order: _Order) -> DownloadSource:
+    return DownloadSource(
         order.url,
         addresses=order.addresses,
         silence_seconds=order.policy.timeout_seconds,
@@ -315,7 +315,7 @@ def _source(order: _Order) -> Source:
 
 
 def _transfer(
-    order: _Order, claim: DownloadClaim, source: Source, part: PartFile, state: PartState | None
+    order: _Order, claim: DownloadClaim, source: DownloadSource, part: PartFile, state: PartState | None
 ) -> Transfer:
     def on_progress(done_bytes: int, whole_bytes: int | None) -> None:
         if claim.is_lost:

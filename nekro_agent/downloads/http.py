@@ -33,10 +33,10 @@ from nekro_agent.errors import DownloadError, DownloadRefusedError
 from nekro_agent.runtime import DownloadPolicy
 
 __all__ = [
-    "Answer",
+    "DownloadSource",
     "Interrupted",
     "RetryLimit",
-    "Source",
+    "UnreadResponse",
     "decoded",
     "encoding_of",
 ]
@@ -169,7 +169,7 @@ _CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class UnreadResponse:
     """A response whose body has not been read yet."""
 
     #: URL of the response, after redirects.
@@ -216,7 +216,7 @@ class Answer:
             stream.gather(is_body=False)
 
 
-class Source:
+class DownloadSource:
     """One URL; used with ``async with``, for up to ``connections`` concurrent requests."""
 
     def __init__(
@@ -235,7 +235,7 @@ class Source:
             network_backend=CheckedBackend(addresses), max_connections=connections
         )
 
-    async def __aenter__(self) -> Source:
+    async def __aenter__(self) -> DownloadSource:
         await self._pool.__aenter__()
         return self
 
@@ -245,7 +245,7 @@ class Source:
     @asynccontextmanager
     async def open(
         self, *, start: int = 0, end: int | None = None, validator: str | None = None
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[UnreadResponse]:
         """Request the content from ``start`` to before ``end``; the defaults request all of it.
 
         Args:
@@ -304,7 +304,7 @@ def _range_headers(start: int, end: int | None, validator: str | None) -> dict[s
     return headers if validator is None else headers | {"If-Range": validator}
 
 
-def _answer(url: str, response: httpcore.Response) -> Answer:
+def _answer(url: str, response: httpcore.Response) -> UnreadResponse:
     if response.status in _PASSING:
         pause = stated_pause(_header(response, b"retry-after"), now=_header(response, b"date"))
         raise Interrupted(f"{url} answered {response.status}", status=response.status, pause_seconds=pause)
@@ -321,7 +321,7 @@ def _answer(url: str, response: httpcore.Response) -> Answer:
     if encoding is not None:  # sizes, ranges and validators are those of the encoded form
         end = whole = None
     offered = _header(response, b"accept-ranges")
-    return Answer(
+    return UnreadResponse(
         url=url,
         status=response.status,
         start=start,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from nekro_agent.downloads.http import Answer, Interrupted, RetryLimit, Source
+from nekro_agent.downloads.http import DownloadSource, Interrupted, RetryLimit, UnreadResponse
 from nekro_agent.downloads.part import PartFile, PartState
 from nekro_agent.downloads.socket import BLOCK_BYTES
 from nekro_agent.errors import DownloadError, DownloadRefusedError
@@ -56,7 +56,7 @@ class Transfer:
 
     def __init__(
         self,
-        source: Source,
+        source: DownloadSource,
         part: PartFile,
         *,
         policy: DownloadPolicy,
@@ -149,7 +149,7 @@ class Transfer:
         self._on_progress(self._whole, self._whole)
         return Content(url=answer.url, content_type=answer.content_type, disposition=answer.disposition)
 
-    async def _admit(self, answer: Answer, start: int) -> None:
+    async def _admit(self, answer: UnreadResponse, start: int) -> None:
         """Check the first answer of an attempt and record its properties.
 
         Raises:
@@ -174,30 +174,30 @@ class Transfer:
         if self._whole is not None:
             await in_thread(self._part.require_space, self._whole)
 
-    def _refuse_encoded_part(self, answer: Answer) -> None:
+    def _refuse_encoded_part(self, answer: UnreadResponse) -> None:
         """Request everything if a server encodes a range: it does not fit to ranges of the content."""
         if answer.status == 206 and answer.encoding is not None:
             self._sends_ranges = False
             self._validator = self._whole = None
             raise _StartOver(f"{answer.url} sends ranges of a body that is encoded as {answer.encoding}")
 
-    def _is_other(self, answer: Answer) -> bool:
+    def _is_other(self, answer: UnreadResponse) -> bool:
         return answer.whole_bytes != self._whole or (
             self._validator is not None and answer.validator != self._validator
         )
 
-    def _reject(self, answer: Answer) -> None:
+    def _reject(self, answer: UnreadResponse) -> None:
         if answer.status == 200 and not self._is_other(answer):
             self._sends_ranges = False
             raise _StartOver(f"{answer.url} ignores ranges")
         self._validator = self._whole = None
         raise _StartOver(f"{answer.url} changes while it is fetched")
 
-    async def _bring(self, answer: Answer, start: int) -> None:
+    async def _bring(self, answer: UnreadResponse, start: int) -> None:
         segments = self._segments(start)
         waiting = iter(segments[1:])
 
-        async def work(first: tuple[_Segment, Answer] | None = None) -> None:
+        async def work(first: tuple[_Segment, UnreadResponse] | None = None) -> None:
             if first is not None:
                 await self._complete(*first)
             for segment in waiting:
@@ -228,7 +228,7 @@ class Transfer:
             and self._accepts_ranges
         )
 
-    async def _complete(self, segment: _Segment, answer: Answer | None = None) -> None:
+    async def _complete(self, segment: _Segment, answer: UnreadResponse | None = None) -> None:
         """Transfer one segment, over as many connections as needed."""
         while True:
             try:
@@ -256,7 +256,7 @@ class Transfer:
                 )
             await self._receive(segment, answer)
 
-    async def _receive(self, segment: _Segment, answer: Answer) -> None:
+    async def _receive(self, segment: _Segment, answer: UnreadResponse) -> None:
         """Stream a body to disk; what was received is written even if the server breaks off."""
         pieces: list[bytes] = []
         size = 0

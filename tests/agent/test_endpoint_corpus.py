@@ -10,12 +10,12 @@ from waiting import WAIT_SECONDS
 
 from broker_config.settings import LLMSettings
 from nekro.agent.llm import LLMRequest
-from nekro.agent.model import PromptMessage, Role
+from nekro.agent.model import PromptMessage, PromptRole
 from nekro_agent.errors import LLMError
 
 pytestmark = pytest.mark.one_python
 
-REQUEST = LLMRequest(messages=(PromptMessage.of(Role.USER, "Hello"),))
+REQUEST = LLMRequest(messages=(PromptMessage.of(PromptRole.USER, "Hello"),))
 
 
 @pytest.mark.parametrize("case", [*RESPONSES, *NATIVE], ids=lambda case: case.name)

@@ -26,10 +26,10 @@ from broker_config.model_groups import ModelGroup, ModelGroupSettings
 from broker_config.settings import LLMSettings, Settings
 from nekro.agent.llm import LLMClient, LLMRequest
 from nekro.agent.llm.clients import BREAKER_SECONDS, ModelRouter, endpoint_of
-from nekro.agent.model import ImagePart, PromptMessage, Role, TextPart
+from nekro.agent.model import ImagePart, PromptMessage, PromptRole, TextPart
 from nekro_agent.errors import LLMAccessError, LLMError, LLMTimeoutError
 
-REQUEST = LLMRequest(messages=(PromptMessage.of(Role.USER, "Hello"),), chat_key="c:1")
+REQUEST = LLMRequest(messages=(PromptMessage.of(PromptRole.USER, "Hello"),), chat_key="c:1")
 #: Limit of a group that does not answer, and of one that must on a busy machine.
 FALLBACK_SECONDS = 3.0
 KEY = "sk-very-secret"
@@ -160,7 +160,7 @@ async def test_a_request_names_its_group_and_an_unknown_one_is_answered_by_defau
     groups = {"default": stream("a"), "b": stream("b"), "e": stream("e")}
     async with world(groups, fields, fallbacks=(), parameters='{"temperature": 0.5}') as made:
         picture = ImagePart(url="data:image/png;base64,AAAA")
-        message = PromptMessage(role=Role.USER, parts=(TextPart(text="Look"), picture))
+        message = PromptMessage(role=PromptRole.USER, parts=(TextPart(text="Look"), picture))
         answer = await made.router.complete(LLMRequest(messages=(message,), group="B"))
         assert (answer.group, answer.model, answer.cost) == ("b", "b-model-real", pytest.approx(0.004))
         seen = made.servers["b"].seen[0]

@@ -11,10 +11,10 @@ from protocol_corpus import GOOD, START, STOP, end, event, part, text, thought
 
 from broker_config.settings import LLMSettings
 from nekro.agent.llm import LLMRequest
-from nekro.agent.model import PromptMessage, Role
+from nekro.agent.model import PromptMessage, PromptRole
 from nekro_agent.errors import LLMTimeoutError
 
-REQUEST = LLMRequest(messages=(PromptMessage.of(Role.USER, "Hello"),))
+REQUEST = LLMRequest(messages=(PromptMessage.of(PromptRole.USER, "Hello"),))
 #: Limit of a first token and of a pause; long enough for connections on a busy machine.
 LIMIT_SECONDS = 4.0
 COMMENT = ": keep-alive\n\n"

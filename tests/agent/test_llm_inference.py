@@ -14,7 +14,7 @@ from recorded_spans import recorded_spans
 from broker_config.settings import LLMSettings
 from nekro.agent.llm import LLMRequest
 from nekro.agent.llm.telemetry import Endpoint, provider_of
-from nekro.agent.model import ImagePart, PromptMessage, Role, TextPart
+from nekro.agent.model import ImagePart, PromptMessage, PromptRole, TextPart
 from nekro.base import metrics
 from nekro.base.redaction import Redactor
 from nekro_agent.errors import LLMError
@@ -25,8 +25,8 @@ KEY = "sk-very-secret"
 IMAGE = "data:image/png;base64,iVBORw0KGgo="
 REQUEST = LLMRequest(
     messages=(
-        PromptMessage.of(Role.SYSTEM, "Be brief."),
-        PromptMessage(role=Role.USER, parts=(TextPart(text=f"Hello {KEY}"), ImagePart(url=IMAGE))),
+        PromptMessage.of(PromptRole.SYSTEM, "Be brief."),
+        PromptMessage(role=PromptRole.USER, parts=(TextPart(text=f"Hello {KEY}"), ImagePart(url=IMAGE))),
     ),
     round_id="r1",
     chat_key="c:1",

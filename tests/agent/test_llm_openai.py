@@ -33,7 +33,7 @@ from waiting import WAIT_SECONDS
 from broker_config.settings import LLMSettings
 from nekro.agent.llm import LLMAnswer, LLMRequest, ModelSpent, create_client
 from nekro.agent.llm.attempt import Fault, RetryPolicy
-from nekro.agent.model import ImagePart, PromptMessage, Role, TextPart
+from nekro.agent.model import ImagePart, PromptMessage, PromptRole, TextPart
 from nekro_agent.errors import (
     LLMAccessError,
     LLMBusyError,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from nekro.agent.llm.endpoint_client import EndpointClient
 
 REQUEST = LLMRequest(
-    messages=(PromptMessage.of(Role.SYSTEM, "Be brief."), PromptMessage.of(Role.USER, "Hello")),
+    messages=(PromptMessage.of(PromptRole.SYSTEM, "Be brief."), PromptMessage.of(PromptRole.USER, "Hello")),
     round_id="r1",
     chat_key="c:1",
 )
@@ -174,7 +174,8 @@ async def test_images_are_sent_as_content_parts() -> None:
     request = LLMRequest(
         messages=(
             PromptMessage(
-                role=Role.USER, parts=(TextPart(text="look"), ImagePart(url="data:image/png;base64,AA=="))
+                role=PromptRole.USER,
+                parts=(TextPart(text="look"), ImagePart(url="data:image/png;base64,AA==")),
             ),
         )
     )
@@ -497,7 +498,9 @@ async def test_each_request_is_recorded_without_its_key_and_with_images_shortene
     image = b"\x89PNG..."
     url = f"data:image/png;base64,{b64encode(image).decode()}"
     request = LLMRequest(
-        messages=(PromptMessage(role=Role.USER, parts=(TextPart(text="look \ud800"), ImagePart(url=url))),),
+        messages=(
+            PromptMessage(role=PromptRole.USER, parts=(TextPart(text="look \ud800"), ImagePart(url=url))),
+        ),
         round_id="r7",
         chat_key="c:1",
     )

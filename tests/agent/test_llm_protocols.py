@@ -18,17 +18,19 @@ from nekro.agent.answers.replies import ReplyKind, read_reply
 from nekro.agent.llm import LLMAnswer, LLMRequest
 from nekro.agent.llm.protocols import PROTOCOLS, Options
 from nekro.agent.llm.telemetry import Endpoint
-from nekro.agent.model import ImagePart, PromptMessage, Role, TextPart
+from nekro.agent.model import ImagePart, PromptMessage, PromptRole, TextPart
 from nekro_agent.errors import LLMError, LLMRefusedError
 
 KEY = "sk-very-secret"
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
 MESSAGES = (
-    PromptMessage.of(Role.SYSTEM, "Be brief."),
-    PromptMessage.of(Role.USER, "Look"),
-    PromptMessage(role=Role.USER, parts=(ImagePart(url=PICTURE), TextPart(text=" \n"))),
-    PromptMessage.of(Role.ASSISTANT, "print(1)  \n"),
-    PromptMessage(role=Role.USER, parts=(TextPart(text="On \ud800"), ImagePart(url="https://x.org/a.webp"))),
+    PromptMessage.of(PromptRole.SYSTEM, "Be brief."),
+    PromptMessage.of(PromptRole.USER, "Look"),
+    PromptMessage(role=PromptRole.USER, parts=(ImagePart(url=PICTURE), TextPart(text=" \n"))),
+    PromptMessage.of(PromptRole.ASSISTANT, "print(1)  \n"),
+    PromptMessage(
+        role=PromptRole.USER, parts=(TextPart(text="On \ud800"), ImagePart(url="https://x.org/a.webp"))
+    ),
 )
 REQUEST = LLMRequest(messages=MESSAGES, round_id="r1", chat_key="c:1")
 HOT = "`temperature` is deprecated for this model."
@@ -125,7 +127,7 @@ async def test_gemini_gets_system_turns_pictures_and_its_configuration() -> None
 
 @pytest.mark.parametrize("protocol", ["anthropic", "gemini"])
 async def test_a_prompt_that_begins_with_an_answer_gets_a_message_before_it(protocol: str) -> None:
-    messages = (PromptMessage.of(Role.ASSISTANT, "Hi"), PromptMessage.of(Role.SYSTEM, "Late"))
+    messages = (PromptMessage.of(PromptRole.ASSISTANT, "Hi"), PromptMessage.of(PromptRole.SYSTEM, "Late"))
     request = LLMRequest(messages=messages)
     _, server, _ = await ask(protocol, *(CLAUDE if protocol == "anthropic" else GEMINI), request=request)
     sent = server.seen[0].body.get("messages") or server.seen[0].body["contents"]

@@ -9,7 +9,7 @@ import pytest
 
 from broker_config.settings import LLMSettings
 from nekro.agent.llm import LLMRequest, ScriptedClient, create_client
-from nekro.agent.model import ImagePart, PromptMessage, Role, TextPart
+from nekro.agent.model import ImagePart, PromptMessage, PromptRole, TextPart
 from nekro_agent.errors import LLMError
 
 IMAGE = ImagePart(url="data:image/png;base64,AA==")
@@ -17,9 +17,9 @@ IMAGE = ImagePart(url="data:image/png;base64,AA==")
 
 def request_of(*texts: str, images: int = 0) -> LLMRequest:
     """A prompt of user messages; the last one carries the images."""
-    messages = [PromptMessage.of(Role.USER, text) for text in texts[:-1]]
-    last = PromptMessage(role=Role.USER, parts=(TextPart(text=texts[-1]), *([IMAGE] * images)))
-    return LLMRequest(messages=(PromptMessage.of(Role.SYSTEM, "the policy"), *messages, last))
+    messages = [PromptMessage.of(PromptRole.USER, text) for text in texts[:-1]]
+    last = PromptMessage(role=PromptRole.USER, parts=(TextPart(text=texts[-1]), *([IMAGE] * images)))
+    return LLMRequest(messages=(PromptMessage.of(PromptRole.SYSTEM, "the policy"), *messages, last))
 
 
 @pytest.fixture

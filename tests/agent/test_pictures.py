@@ -20,7 +20,7 @@ from PIL import Image
 
 import nekro.agent.pictures
 from broker_config.settings import AgentSettings
-from nekro.agent.model import ImagePart, PromptMessage, Role, TextPart
+from nekro.agent.model import ImagePart, PromptMessage, PromptRole, TextPart
 from nekro.agent.multimodal import image_data
 from nekro.agent.pictures import decoder
 from nekro.agent.pictures.decoder import DecodeLimits, PictureDecoder, ShownPicture, UnshownPicture
@@ -195,7 +195,7 @@ def part(data: bytes, **fields: Any) -> ImagePart:
 
 
 def message(*parts: TextPart | ImagePart) -> PromptMessage:
-    return PromptMessage(role=Role.USER, parts=parts)
+    return PromptMessage(role=PromptRole.USER, parts=parts)
 
 
 async def fit(messages: Sequence[PromptMessage], detail: str | None = None, **agent: Any) -> PromptMessage:

@@ -27,12 +27,12 @@ from nekro.agent.model import (
     Observation,
     PluginBrief,
     PromptMessage,
-    Role,
+    PromptRole,
     TextPart,
     TurnRound,
 )
 from nekro.agent.prompt import PromptBuilder, PromptRequest, order_plugins
-from nekro.agent.room import Limits, PromptRoom, estimate_tokens
+from nekro.agent.room import PromptRoom, TokenLimits, estimate_tokens
 from nekro.agent.text import TAGS
 from nekro.sandbox.models import StopType
 from nekro.sandbox.packages.base import CURRENT, MANIFEST, python_directory
@@ -236,7 +236,7 @@ def test_an_answer_in_words_is_shown_once_as_that_of_its_round() -> None:
     )
     messages = build(request(previous=(spoken,), history=history, number=2, now=at(2)))
     assert [message.text.count("Rain at 5.") for message in messages] == [0, 0, 1, 0]
-    assert messages[2] == PromptMessage.of(Role.ASSISTANT, "<think>so</think>Rain at 5.")
+    assert messages[2] == PromptMessage.of(PromptRole.ASSISTANT, "<think>so</think>Rain at 5.")
     assert "Your answer was sent to the chat as it is.\n</sandbox_run>" in messages[3].text
     later = build(request(history=history, now=at(2)))
     assert later[1].text.count('<message role="assistant" at="2026-05-04 12:00:06 UTC">\nRain at 5.') == 1
@@ -290,7 +290,7 @@ def test_a_chat_without_a_summary_looks_as_it_did_before_there_was_one() -> None
 
 
 def test_a_long_summary_takes_a_quarter_of_the_history_and_leaves_the_rest_to_messages() -> None:
-    room = PromptRoom(limits=Limits.of(AgentSettings(history_tokens=1000), context=None))
+    room = PromptRoom(limits=TokenLimits.of(AgentSettings(history_tokens=1000), context=None))
     long = replace(SUMMARY, text="fact " * 5000)
     history = [said(f"{number} " + "word " * 40, -50 + number, sequence=number) for number in range(3, 40)]
     whole, with_summary = (
@@ -456,7 +456,9 @@ def test_only_the_last_message_changes_while_nothing_new_happens() -> None:
 
 def test_an_empty_answer_adds_no_empty_message() -> None:
     first = TurnRound(number=1, asked_at=NOON, answer="", stop_type=StopType.ERROR)
-    assert build(request(previous=(first,), number=2))[2] == PromptMessage.of(Role.ASSISTANT, "(no answer)")
+    assert build(request(previous=(first,), number=2))[2] == PromptMessage.of(
+        PromptRole.ASSISTANT, "(no answer)"
+    )
 
 
 def test_the_prompt_states_that_there_are_no_messages_or_plugins() -> None:
@@ -503,7 +505,7 @@ def test_every_message_of_the_history_is_in_exactly_one_segment() -> None:
 
 def history(*messages: HistoryMessage, **agent: Any) -> str:
     settings = AgentSettings(**agent)
-    room = PromptRoom(limits=Limits.of(settings, context=None))
+    room = PromptRoom(limits=TokenLimits.of(settings, context=None))
     return render_history(Segment(messages=messages), room, most=settings.history_messages)
 
 

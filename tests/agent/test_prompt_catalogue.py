@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker_config.settings import AgentSettings, SandboxSettings
-from nekro.agent.catalogue import Catalogue, CatalogueWriter, Form
+from nekro.agent.catalogue import CatalogueForm, CatalogueWriter, PromptCatalogue
 from nekro.agent.model import ChatBrief, MethodBrief, PluginBrief
 from nekro.agent.prompt import PromptBuilder, PromptRequest
 from nekro.agent.room import estimate_tokens
@@ -62,7 +62,7 @@ def system_prompt(
 
 def written(
     tokens: int, plugins: Sequence[PluginBrief] = PLUGINS, recent: Sequence[str] = ("get_weather",)
-) -> Catalogue:
+) -> PromptCatalogue:
     prompts = builder(tokens)
     return CatalogueWriter(prompts._templates).write(plugins, prompts._room, recent)
 
@@ -78,10 +78,10 @@ def test_system_prompt_equals_the_golden_file(name: str, tokens: int) -> None:
 
 def test_a_list_at_the_budget_is_shown_in_full_and_one_above_it_is_not() -> None:
     full = written(0)
-    assert full.form is Form.FULL and not full.is_short
+    assert full.form is CatalogueForm.FULL and not full.is_short
     tokens = estimate_tokens(full.text)
     assert written(tokens).text == full.text
-    assert written(tokens - 1).form is Form.LINES
+    assert written(tokens - 1).form is CatalogueForm.LINES
     assert not builder(0).shortens(PLUGINS) and builder(tokens - 1).shortens(PLUGINS)
 
 
@@ -98,7 +98,7 @@ def test_methods_used_lately_stay_in_full_as_far_as_the_budget_goes_the_last_use
     short = written(budget, many, recent=("method_7", "unknown", "method_3", "method_9", "method_7"))
     in_full = [m.name for m in many[0].methods if method_text(m) in short.text]
     assert in_full == ["method_3", "method_7"] and estimate_tokens(short.text) <= budget
-    assert short.form is Form.LINES and "* method_9 - Do method_9 for" in short.text
+    assert short.form is CatalogueForm.LINES and "* method_9 - Do method_9 for" in short.text
 
 
 def test_a_method_of_a_plugin_that_is_asleep_is_not_shown() -> None:

@@ -17,10 +17,10 @@ from nekro.agent.prompt import PromptBuilder
 from nekro.agent.room import (
     DIRECTORY_VARIABLE,
     ESTIMATE,
-    Limits,
     ModelContexts,
     PromptRoom,
     TokenCounter,
+    TokenLimits,
     counter_of,
     encoding_of,
     estimate_tokens,
@@ -35,7 +35,7 @@ WORDS = TokenCounter("words", lambda text: len(text.split()), is_exact=True)
 
 
 def room(context: int | None = None, **agent: int) -> PromptRoom:
-    return PromptRoom(limits=Limits.of(AgentSettings(**agent), context=context))
+    return PromptRoom(limits=TokenLimits.of(AgentSettings(**agent), context=context))
 
 
 def earlier(number: int, output: str, **fields: object) -> TurnRound:
@@ -88,12 +88,12 @@ def test_a_gap_states_how_much_it_hides_and_how_to_read_it() -> None:
 
 
 def test_limits_follow_the_context_of_the_model() -> None:
-    assert Limits.of(AgentSettings(), context=None).prompt == AgentSettings().prompt_tokens
-    small = Limits.of(AgentSettings(answer_tokens=1000), context=8000)
+    assert TokenLimits.of(AgentSettings(), context=None).prompt == AgentSettings().prompt_tokens
+    small = TokenLimits.of(AgentSettings(answer_tokens=1000), context=8000)
     assert (small.prompt, small.history, small.observation, small.catalogue) == (7000, 1750, 875, 2800)
-    tiny = Limits.of(AgentSettings(answer_tokens=4096), context=2000)
+    tiny = TokenLimits.of(AgentSettings(answer_tokens=4096), context=2000)
     assert tiny.prompt == 1000
-    assert Limits.of(AgentSettings(), context=8000, longest=3000).prompt == 3000
+    assert TokenLimits.of(AgentSettings(), context=8000, longest=3000).prompt == 3000
 
 
 @pytest.mark.parametrize("context", [2_000, 4_000, 8_000, 64_000])

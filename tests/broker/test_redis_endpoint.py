@@ -22,7 +22,7 @@ from broker_config.settings import BrokerSettings, Settings
 from nekro.broker.publishing import unavailable
 from nekro.broker.redis.link import RedisLink, Script
 from nekro.cli.doctor.checks import run_checks
-from nekro.cli.doctor.service_checks import Verdict
+from nekro.cli.doctor.service_checks import CheckState
 
 WRITE = Script("return redis.call('SET', KEYS[1], ARGV[1])")
 
@@ -199,7 +199,7 @@ async def test_the_doctor_refuses_a_replica(
     operator.replicaof("127.0.0.1", 1)
     checks = await run_checks(make_settings(broker={"url": server.url}))
     check = next(check for check in checks if check.name == "redis")
-    assert check.verdict is Verdict.FAILED and "is a replica" in check.detail
+    assert check.verdict is CheckState.FAILED and "is a replica" in check.detail
     assert "sentinel://" in check.fix
 
 
@@ -221,7 +221,7 @@ async def test_the_doctor_names_the_server_and_its_version(
     finally:
         server.stop()
     check = next(check for check in checks if check.name == "redis")
-    assert check.verdict is Verdict.OK
+    assert check.verdict is CheckState.OK
     assert f"{server.url}, {name}" in check.detail
 
 

@@ -23,7 +23,7 @@ from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import BrokerSettings, Settings
 from nekro.broker.redis.link import RedisLink
 from nekro.cli.doctor.checks import run_checks
-from nekro.cli.doctor.service_checks import Verdict
+from nekro.cli.doctor.service_checks import CheckState
 from nekro.cli.services.presence import require_broker
 from nekro_agent.errors import BrokerUnavailableError, SettingsError
 
@@ -267,7 +267,7 @@ async def test_the_doctor_names_the_setting(
 ) -> None:
     settings = make_settings(broker={"url": server.url, **tls, "tls_ca_file": None})
     check = next(check for check in await run_checks(settings) if check.name == "redis")
-    assert check.verdict is Verdict.FAILED and "NEKRO_BROKER__TLS_CA_FILE" in check.detail
+    assert check.verdict is CheckState.FAILED and "NEKRO_BROKER__TLS_CA_FILE" in check.detail
 
 
 @pytest.mark.parametrize(

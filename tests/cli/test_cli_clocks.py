@@ -12,7 +12,7 @@ import pytest
 from broker_config.settings import Settings
 from nekro.cli.doctor import service_checks
 from nekro.cli.doctor.checks import run_checks
-from nekro.cli.doctor.service_checks import Verdict, clock_offsets
+from nekro.cli.doctor.service_checks import CheckState, clock_offsets
 
 
 @pytest.fixture
@@ -46,10 +46,10 @@ async def test_unreachable_servers_are_left_out_of_the_comparison(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("ahead_seconds", "verdict"),
-    [(0.0, Verdict.OK), (4.0, Verdict.WARNING), (-3600.0, Verdict.FAILED)],
+    [(0.0, CheckState.OK), (4.0, CheckState.WARNING), (-3600.0, CheckState.FAILED)],
 )
 def test_the_doctor_prints_one_line_per_clock(
-    settings: Settings, ahead_seconds: float, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, ahead_seconds: float, verdict: CheckState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def offsets(_: Settings) -> dict[str, float]:
         return {"broker": ahead_seconds}
@@ -58,4 +58,4 @@ def test_the_doctor_prints_one_line_per_clock(
     checks = asyncio.run(run_checks(settings))
     (line,) = [check for check in checks if check.name.startswith("clock of")]
     assert line.verdict is verdict
-    assert ("3600.0 s behind" in line.detail) is (verdict is Verdict.FAILED)
+    assert ("3600.0 s behind" in line.detail) is (verdict is CheckState.FAILED)

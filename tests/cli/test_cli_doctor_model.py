@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from broker_config.settings import LLMSettings, Settings
 from nekro.cli.doctor.checks import language_model_check
-from nekro.cli.doctor.service_checks import Verdict
+from nekro.cli.doctor.service_checks import CheckState
 from nekro.cli.running import ExitCode
 
 
@@ -24,26 +24,26 @@ async def test_an_endpoint_that_is_down_is_unreachable(tmp_path: Path) -> None:
     async with ChatServer([]) as server:
         url = server.base_url
     check = await language_model_check(settings_of(url, tmp_path))
-    assert (check.verdict, check.code) == (Verdict.FAILED, ExitCode.LLM)
+    assert (check.verdict, check.code) == (CheckState.FAILED, ExitCode.LLM)
     assert "big" in check.detail and "unreachable" in check.detail and "NEKRO_LLM__BASE_URL" in check.fix
 
 
 @pytest.mark.parametrize(
     ("behaviour", "verdict"),
     [
-        (respond(200, {"data": []}), Verdict.OK),
-        (refuse(404), Verdict.OK),
-        (refuse(401), Verdict.WARNING),
-        (refuse(403), Verdict.WARNING),
+        (respond(200, {"data": []}), CheckState.OK),
+        (refuse(404), CheckState.OK),
+        (refuse(401), CheckState.WARNING),
+        (refuse(403), CheckState.WARNING),
     ],
 )
 async def test_any_response_shows_that_an_endpoint_is_there(
-    behaviour: Behaviour, verdict: Verdict, tmp_path: Path
+    behaviour: Behaviour, verdict: CheckState, tmp_path: Path
 ) -> None:
     async with ChatServer([behaviour]) as server:
         check = await language_model_check(settings_of(server.base_url, tmp_path))
     assert check.verdict is verdict
-    assert ("refuses the key" in check.detail) is (verdict is Verdict.WARNING)
+    assert ("refuses the key" in check.detail) is (verdict is CheckState.WARNING)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_help_imports_no_command() -> None:
 
 @pytest.mark.parametrize("known", main.COMMANDS, ids=lambda known: known.name)
 def test_each_command_has_help_debug_and_frozen_arguments(
-    known: main.Command, capsys: pytest.CaptureFixture[str]
+    known: main.CliCommand, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, _ = run(known.name, "--help", capsys=capsys)
     assert code == 0

@@ -22,7 +22,7 @@ from nekro.cli.services.process import (
     flower_spec,
     worker_spec,
 )
-from nekro.cli.services.supervisor import Backoff
+from nekro.cli.services.supervisor import RestartPauses
 from nekro_agent.errors import ServiceError
 
 
@@ -131,7 +131,7 @@ def test_exit_codes_are_described_as_text() -> None:
 
 
 def test_restarts_are_delayed_and_the_delay_is_reset_after_a_long_run() -> None:
-    backoff = Backoff(first_seconds=1, most_seconds=5, good_seconds=60)
+    backoff = RestartPauses(first_seconds=1, most_seconds=5, good_seconds=60)
     assert [backoff.after(0.1) for _ in range(5)] == [1, 2, 4, 5, 5]
     assert backoff.after(61) == 1
     assert backoff.after(0.1) == 2

@@ -28,7 +28,7 @@ from uuid import UUID
 
 from hostile_texts import corpus
 
-from nekro.wire.budget import MEMORY_FACTOR, PLAIN_TYPES, Budget, Meter
+from nekro.wire.budget import MEMORY_FACTOR, PLAIN_TYPES, DecodeBudget, DecodeMeter
 from nekro.wire.parser import load_in_slices
 from nekro.wire.tagged import NotPlainError, write_text
 from nekro.wire.values import Undecided, arguments_text, decode_arguments, load_short
@@ -132,7 +132,7 @@ def inputs(seed: int, pool: list[bytes]) -> Iterator[bytes]:
             yield generate(source).encode()[:MAX_BYTES]
 
 
-def read(data: bytes, meter: Meter) -> object:
+def read(data: bytes, meter: DecodeMeter) -> object:
     """Decode with a meter that can be read afterwards."""
     slices = load_in_slices(arguments_text(data), meter)
     while True:
@@ -144,7 +144,7 @@ def read(data: bytes, meter: Meter) -> object:
 
 def is_accepted(data: bytes) -> bool:
     """Decode once; returns whether it was accepted. Raises for anything but a refusal or plain data."""
-    meter = Meter(Budget())
+    meter = DecodeMeter(DecodeBudget())
     signal.setitimer(signal.ITIMER_REAL, MAX_INPUT_SECONDS)
     try:
         value = read(data, meter)
@@ -166,7 +166,7 @@ def is_accepted(data: bytes) -> bool:
         # The reader refuses integers wider than the writer's limit as well.
         raise AssertionError(f"it cannot be written again: {exc}") from exc
     assert short_form(data) in (None, form(value)), "the reader of short texts reads another value"
-    again = read(text.encode(), Meter(Budget()))
+    again = read(text.encode(), DecodeMeter(DecodeBudget()))
     assert form(again) == form(value), "another round trip changes the value"
     return True
 

@@ -258,7 +258,7 @@ def test_a_hostile_corpus_is_refused_with_little_memory_and_time() -> None:
     code = """
 import resource
 from hostile_texts import corpus
-from nekro.wire.budget import Budget
+from nekro.wire.budget import DecodeBudget
 from nekro.wire.parser import load
 from nekro.wire.values import arguments_text
 from nekro_agent.errors import ArgumentError
@@ -268,7 +268,7 @@ resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
 refused = 0
 for name, data in texts:
     try:
-        load(arguments_text(data), Budget())
+        load(arguments_text(data), DecodeBudget())
     except ArgumentError:
         refused += 1
 print(refused, len(texts))

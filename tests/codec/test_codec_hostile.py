@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nekro.sandbox.guest.values import open_value
-from nekro.wire.budget import Budget
+from nekro.wire.budget import DecodeBudget
 from nekro.wire.parser import load
 from nekro.wire.values import arguments_text, decode_arguments, decode_value, encode_arguments, encode_value
 from nekro_agent.errors import ArgumentError
@@ -92,7 +92,7 @@ def test_arguments_round_trip(args: list[Any], kwargs: dict[str, Any]) -> None:
 def test_hostile_data_is_refused(name: str, data: bytes) -> None:
     before = vars(collections.OrderedDict).keys(), vars(Decimal).keys(), vars(date).keys()
     with pytest.raises(ArgumentError):
-        load(arguments_text(data), Budget())
+        load(arguments_text(data), DecodeBudget())
     assert (vars(collections.OrderedDict).keys(), vars(Decimal).keys(), vars(date).keys()) == before
 
 

@@ -14,14 +14,14 @@ import pytest
 from waiting import WAIT_SECONDS
 
 from nekro.wire import decode_pool
-from nekro.wire.budget import MEMORY_FACTOR, Budget, Meter
+from nekro.wire.budget import MEMORY_FACTOR, DecodeBudget, DecodeMeter
 from nekro.wire.decode_pool import INLINE_CHARS, DecodePool
 from nekro.wire.parser import SLICE_STEPS, load_in_slices
 from nekro.wire.values import arguments_in_slices, encode_arguments
 from nekro_agent.errors import ArgumentError
 
 MIB = 1 << 20
-MOST = Budget()
+MOST = DecodeBudget()
 LONG_FRACTION = f'{{"$fraction":[{2**4095 - 19},{2**4095 - 1}]}}'
 
 #: Results of a search for the costliest texts of 1 MiB, by the repeated part.
@@ -60,9 +60,9 @@ def repeated(unit: str, size: int = MIB) -> str:
     return "[" + ",".join([unit] * ((size - 2) // (len(unit) + 1))) + "]"
 
 
-def cost_of(text: str) -> tuple[Meter, int, object]:
+def cost_of(text: str) -> tuple[DecodeMeter, int, object]:
     """Read a text; returns its cost, its slices, and the value or None when it was refused."""
-    meter = Meter(MOST)
+    meter = DecodeMeter(MOST)
     slices = load_in_slices(text, meter)
     for count in itertools.count():
         try:
@@ -122,7 +122,7 @@ def test_constructors_are_charged_by_the_size_of_what_they_build(small: str, lar
 def test_an_expired_time_budget_ends_the_reading() -> None:
     text = repeated("1", 100_000)
     with pytest.raises(ArgumentError, match="more than 0 s to read"):
-        for _ in load_in_slices(text, Meter(Budget(seconds=0))):
+        for _ in load_in_slices(text, DecodeMeter(DecodeBudget(seconds=0))):
             pass
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nekro.wire import values
-from nekro.wire.budget import Budget
+from nekro.wire.budget import DecodeBudget
 from nekro.wire.parser import load
 from nekro.wire.tagged import write_text
 from nekro.wire.values import SHORT_CHARS, Undecided, decode_arguments, encode_arguments, load_short
@@ -38,7 +38,7 @@ DECIDED: dict[str, Any] = {
 @pytest.mark.parametrize("value", DECIDED.values(), ids=DECIDED)
 def test_everyday_values_are_read_without_the_parser(value: Any) -> None:
     text = write_text(value, MIB)
-    assert form(load_short(text)) == form(load(text, Budget())) == form(value)
+    assert form(load_short(text)) == form(load(text, DecodeBudget())) == form(value)
 
 
 LEFT_TO_THE_PARSER: dict[str, str] = {
@@ -116,7 +116,7 @@ def test_both_readers_agree(text: str) -> None:
         short = form(load_short(text))
     except Undecided:
         return
-    assert short == form(load(text, Budget()))
+    assert short == form(load(text, DecodeBudget()))
 
 
 def test_short_arguments_are_not_read_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,15 @@ from nekro.extensions.mcp.client.plugins import build_plugin, needs_approval
 from nekro.extensions.mcp.client.schemas import arguments_of, identifier, shape, signature_of
 from nekro.extensions.mcp.client.tools import ListedTool, read_tools, tools_text
 from nekro.extensions.mcp.declarations import module_names, parse, resolve
-from nekro.extensions.mcp.servers import MASK, Source, literal_secrets, merged, read_file, redactor_of, shown
+from nekro.extensions.mcp.servers import (
+    MASK,
+    ServerSource,
+    literal_secrets,
+    merged,
+    read_file,
+    redactor_of,
+    shown,
+)
 from nekro.plugins.registry import LoadedRegistry
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.methods import describe_signature
@@ -250,7 +258,12 @@ def test_the_file_is_read_and_wins(tmp_path: Path) -> None:
     assert read_file(path) == {}
     path.write_text('\ufeff{"mcpServers": {"a": {"command": "x"}, "b": {"command": ""}}, "other": 1}')
     first, second = merged(read_file(path), [], secrets={})
-    assert (first.name, first.plugin_key, first.source, first.error) == ("a", "mcp.a", Source.FILE, None)
+    assert (first.name, first.plugin_key, first.source, first.error) == (
+        "a",
+        "mcp.a",
+        ServerSource.FILE,
+        None,
+    )
     assert second.declaration is None and "`command` is empty" in (second.error or "")
 
 

@@ -37,7 +37,7 @@ from nekro.extensions.mcp.questions import (
     Completion,
     Prompt,
     Question,
-    Reply,
+    QuestionReply,
     answer_of,
     content_of,
     question_id,
@@ -61,7 +61,7 @@ ALLOWED = {"sampling": {"max_tokens": 50}, "elicitation_seconds": 30}
 class Answers(ServerRequests):
     """Client requests that remember what they were asked."""
 
-    def __init__(self, *replies: Reply) -> None:
+    def __init__(self, *replies: QuestionReply) -> None:
         self.replies = list(replies)
         self.word = "yes"
         self.questions: list[Question] = []
@@ -73,7 +73,7 @@ class Answers(ServerRequests):
         self.prompts.append(prompt)
         return Completion(text=self.word, model="m")
 
-    async def ask(self, question: Question, ctx: AgentCtx, *, seconds: float) -> Reply:
+    async def ask(self, question: Question, ctx: AgentCtx, *, seconds: float) -> QuestionReply:
         self.questions.append(question)
         self.is_asked.set()
         await self.may_answer.wait()
@@ -81,7 +81,9 @@ class Answers(ServerRequests):
 
 
 async def test_a_server_of_2025_asks_a_model_and_a_person(settings: Settings) -> None:
-    answers = Answers(Reply(action="accept", content={"city": "Rome"}), Reply(action="decline"))
+    answers = Answers(
+        QuestionReply(action="accept", content={"city": "Rome"}), QuestionReply(action="decline")
+    )
     async with opened(settings, odd_entry(**ALLOWED), requests=answers) as world:
         assert json.loads(await world.call("ask")) == {"action": "accept", "content": {"city": "Rome"}}
         assert json.loads(await world.call("ask")) == {"action": "decline"}
@@ -94,7 +96,9 @@ async def test_a_server_of_2025_asks_a_model_and_a_person(settings: Settings) ->
 
 
 async def test_answers_that_are_not_unicode_reach_the_server_with_escapes(settings: Settings) -> None:
-    answers = Answers(Reply(action="accept", content={"city": "Rome \ud83d"}), Reply(action="decline"))
+    answers = Answers(
+        QuestionReply(action="accept", content={"city": "Rome \ud83d"}), QuestionReply(action="decline")
+    )
     answers.word = "yes \ud83d"
     async with opened(settings, odd_entry(**ALLOWED), requests=answers) as world:
         assert json.loads(await world.call("ask"))["content"] == {"city": "Rome \\ud83d"}
@@ -111,7 +115,7 @@ async def test_without_a_declaration_a_server_is_refused(settings: Settings) -> 
 
 
 async def test_a_question_without_a_known_call_is_refused(settings: Settings) -> None:
-    answers = Answers(Reply(action="accept", content={}))
+    answers = Answers(QuestionReply(action="accept", content={}))
     async with opened(settings, odd_entry(**ALLOWED), requests=answers) as world:
         opened_, _ = await world.hub.listing(world.server)
         # A second call, of another chat, while the first one asks.
@@ -134,7 +138,7 @@ async def test_a_question_without_a_known_call_is_refused(settings: Settings) ->
 
 
 async def test_a_server_cannot_flood_a_chat_with_questions(settings: Settings) -> None:
-    answers = Answers(*[Reply(action="decline")] * 30)
+    answers = Answers(*[QuestionReply(action="decline")] * 30)
     with served(asking_server().streamable_http_app()) as address:
         entry = {"url": f"{address}/mcp", "nekro": ALLOWED}
         async with opened(settings, entry, requests=answers) as world:
@@ -144,7 +148,7 @@ async def test_a_server_cannot_flood_a_chat_with_questions(settings: Settings) -
 
 
 async def test_a_question_ends_with_its_call(settings: Settings) -> None:
-    answers = Answers(Reply(action="decline"))
+    answers = Answers(QuestionReply(action="decline"))
     answers.may_answer.clear()
     async with opened(settings, odd_entry(**ALLOWED), requests=answers) as world:
         call = asyncio.create_task(world.call("ask"))
@@ -188,11 +192,11 @@ def asking_server() -> MCPServer:
 async def test_a_server_of_the_newest_version_asks_by_results(settings: Settings) -> None:
     with served(asking_server().streamable_http_app()) as address:
         entry: dict[str, Any] = {"url": f"{address}/mcp", "nekro": ALLOWED}
-        answers = Answers(Reply(action="accept", content={"name": "Ada"}))
+        answers = Answers(QuestionReply(action="accept", content={"name": "Ada"}))
         async with opened(settings, entry, requests=answers) as world:
             assert "yes, Ada (s)" in str(await world.call("greet"))
         for allowed, key in (({}, "elicitation_seconds"), ({"elicitation_seconds": 9}, "sampling")):
-            answers = Answers(Reply(action="accept", content={"name": "Ada"}))
+            answers = Answers(QuestionReply(action="accept", content={"name": "Ada"}))
             async with opened(settings, {**entry, "nekro": allowed}, requests=answers) as world:
                 with pytest.raises(
                     MethodFailedError, match=f"needs `nekro.{key}`|Missing required|not declared"
@@ -201,7 +205,7 @@ async def test_a_server_of_the_newest_version_asks_by_results(settings: Settings
 
 
 async def test_server_everything_asks(settings: Settings) -> None:
-    answers = Answers(Reply(action="decline"))
+    answers = Answers(QuestionReply(action="decline"))
     async with opened(settings, node_server("server-everything", **ALLOWED), "every", answers) as world:
         names = {m.func.__name__ for m in world.plugin.sandbox_methods}
         assert {"trigger_sampling_request", "trigger_elicitation_request"} <= names

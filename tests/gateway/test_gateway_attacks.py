@@ -24,7 +24,7 @@ from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
 from broker_config.settings import Settings
-from nekro.extensions.openai.rows import OpenAIResponse, ResponseRows
+from nekro.extensions.openai.rows import ResponseRows, StoredResponse
 from nekro.extensions.webhooks.rows import WebhookRows
 from nekro.gateway.app import create_app
 from nekro.gateway.web import bodies, requests
@@ -97,7 +97,7 @@ async def world_of(fleet: Fleet) -> World:
             "secret", fire_at=shared_time() + timedelta(days=1), description="d"
         )
         await ResponseRows(transaction.connection).add(
-            OpenAIResponse(
+            StoredResponse(
                 id="resp", key_id=keys["all"].split("_")[1], chat_key="secret", turn_id=round_.turn_id,
                 previous_id=None, model="nekro", is_background=True, stated={}, created_at=shared_time(),
             )

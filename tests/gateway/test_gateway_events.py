@@ -20,7 +20,7 @@ from worker_fleet import Fleet
 from nekro.app import use_cases
 from nekro.app.chats.events import record
 from nekro.app.services import Services
-from nekro.extensions.mcp.server.subscriptions import Changes
+from nekro.extensions.mcp.server.subscriptions import ListeningClients
 from nekro.gateway.access import limits
 from nekro.gateway.app import create_app
 from nekro.gateway.streams import events as channels
@@ -232,7 +232,7 @@ async def test_a_reader_catches_up_with_more_than_the_ring_holds(
 
 
 def test_a_ring_keeps_fewer_events_if_their_texts_are_long() -> None:
-    channel = channels.Channel("c", newest=Position(0))
+    channel = channels.ChatRing("c", newest=Position(0))
 
     def add_text(number: int, chars: int) -> None:
         data = {"text": "a" * chars}
@@ -322,7 +322,7 @@ async def test_an_mcp_client_that_hears_of_lost_events_also_hears_of_those_after
             if heard == 2:  # the client reads the history now; this comes after it
                 await add(services, chat)
 
-    changes = Changes(services, hub, lambda _: pytest.fail("no client asks"))
+    changes = ListeningClients(services, hub, lambda _: pytest.fail("no client asks"))
     await add(services, chat)
     update = ResourceUpdated(uri=f"nekro://chats/{chat}/messages")
     following = asyncio.create_task(changes._follow(chat, 1, (), Bus(), update))

@@ -33,7 +33,7 @@ from nekro.broker.publishing import encode_message
 from nekro.gateway import idempotency
 from nekro.gateway.app import create_app
 from nekro.gateway.document.openapi import document
-from nekro.gateway.idempotency import Once
+from nekro.gateway.idempotency import IdempotentRequest
 from nekro.operations.actor import RefusedError, Scope
 from nekro.wire.invocation import Invocation, Signer, new_id
 from nekro_agent.errors import (
@@ -270,11 +270,11 @@ async def test_a_request_keeps_its_lease_while_it_runs_and_stores_nothing_after_
     for name, is_lost in (("ab" * 32, False), ("cd" * 32, True)):
         begun.clear()
         may_end.clear()
-        running = asyncio.create_task(Once(request, name=name, body=b"x").respond(work))
+        running = asyncio.create_task(IdempotentRequest(request, name=name, body=b"x").respond(work))
         await begun.wait()
         await eventually(partial(_changed, until, {str(await until())}), what="two renewals")
         with pytest.raises(RefusedError, match="still running"):
-            await Once(request, name=name, body=b"x").respond(work)
+            await IdempotentRequest(request, name=name, body=b"x").respond(work)
         if is_lost:  # another gateway has it
             await query(services, "UPDATE idempotent_requests SET fence = fence + 1")
         may_end.set()
@@ -319,7 +319,7 @@ async def test_a_renewal_just_after_the_end_of_a_request_reports_no_loss(
     monkeypatch.setattr(services.leases, "hold", hold_noted)
     sink = logger.add(lambda line: logged.append(line.record["message"]))  # type: ignore[attr-defined]
     with contextlib.nullcontext() if works else pytest.raises(ArgumentError):
-        await Once(request, name=("ef" if works else "fe") * 32, body=b"x").respond(work)
+        await IdempotentRequest(request, name=("ef" if works else "fe") * 32, body=b"x").respond(work)
     logger.remove(sink)
     assert held[0].is_lost and "lease_lost" not in logged
 
@@ -330,12 +330,12 @@ class Done(BaseModel):
     text: str = "done"
 
 
-def once_of_gateway(services: Services) -> Callable[[], Once]:
+def once_of_gateway(services: Services) -> Callable[[], IdempotentRequest]:
     """Return what makes executions of one request."""
     app = SimpleNamespace(state=SimpleNamespace(services=services))
     request: Any = SimpleNamespace(app=app, state=SimpleNamespace())
     name = (new_id() * 2)[:64]
-    return lambda: Once(request, name=name, body=b"x")
+    return lambda: IdempotentRequest(request, name=name, body=b"x")
 
 
 @pytest.mark.parametrize("is_repeatable", [True, False], ids=["repeatable", "not repeatable"])
@@ -346,7 +346,7 @@ async def test_work_that_may_have_been_done_is_a_repetition_or_unknown_the_next_
     _, services = gateway
     make, begun, ran = once_of_gateway(services), asyncio.Event(), list[bool]()
 
-    async def work(once: Once) -> Done:
+    async def work(once: IdempotentRequest) -> Done:
         ran.append(once.is_repetition)
         if len(ran) > 1:
             return Done()

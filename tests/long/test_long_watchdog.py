@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nekro.app.catalogue import Blocking
+from nekro.app.catalogue import BlockingMethod
 from nekro.plugins.entries import MethodEntry
 from nekro.plugins.registry import LoadedRegistry
 from nekro_agent.methods import SandboxMethodType
@@ -25,7 +25,9 @@ def entry_of(function: Callable[..., Any]) -> MethodEntry:
     return entry
 
 
-async def watched(function: Callable[[], Any], seen: list[Blocking], *, warn_seconds: float = 0.1) -> Any:
+async def watched(
+    function: Callable[[], Any], seen: list[BlockingMethod], *, warn_seconds: float = 0.1
+) -> Any:
     """Run a method under a watchdog that notes in ``seen``; returns its result or error."""
     watchdog = LoopWatchdog(warn_seconds=warn_seconds, on_block=seen.append, give_up_seconds=None)
     watchdog.start()
@@ -40,7 +42,7 @@ async def watched(function: Callable[[], Any], seen: list[Blocking], *, warn_sec
 
 
 async def test_a_blocking_method_is_detected_with_its_stack_while_it_blocks() -> None:
-    seen: list[Blocking] = []
+    seen: list[BlockingMethod] = []
 
     async def fetch_badly() -> str:
         """Blocks."""
@@ -58,7 +60,7 @@ async def test_a_blocking_method_is_detected_with_its_stack_while_it_blocks() ->
 
 
 async def test_waiting_is_not_blocking_and_errors_pass() -> None:
-    seen: list[Blocking] = []
+    seen: list[BlockingMethod] = []
 
     async def wait() -> None:
         """Waits."""
@@ -97,7 +99,7 @@ async def test_a_watched_method_can_be_cancelled_and_may_catch_it() -> None:
 async def test_after_a_pause_of_the_whole_process_no_method_is_reported() -> None:
     """When the watchdog's own thread was late, the time counts from its wake-up."""
     released = threading.Event()
-    seen: list[Blocking] = []
+    seen: list[BlockingMethod] = []
 
     async def hold_everything() -> None:
         """Blocks the loop and delays the watchdog."""

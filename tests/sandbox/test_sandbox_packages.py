@@ -26,7 +26,7 @@ from nekro.sandbox.drivers.bwrap import BwrapDriver
 from nekro.sandbox.manager import SandboxManager
 from nekro.sandbox.models import StopType
 from nekro.sandbox.packages.index import IndexGateway
-from nekro.sandbox.packages.layers import Built, LayerStore, check_policy, parse_requirement
+from nekro.sandbox.packages.layers import Built, LayerPublisher, check_policy, parse_requirement
 from nekro_agent.errors import PackageInstallError
 
 pytestmark = pytest.mark.extended
@@ -163,14 +163,14 @@ async def test_the_event_loop_goes_on_while_a_layer_is_published(
     shop: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A package may have a gibibyte and a hundred thousand files, and others' runs share the loop."""
-    loop, has_gone_on, publish = asyncio.get_running_loop(), threading.Event(), LayerStore.publish
+    loop, has_gone_on, publish = asyncio.get_running_loop(), threading.Event(), LayerPublisher.publish
 
     def waiting(*args: Any, **kwargs: Any) -> Built:
         loop.call_soon_threadsafe(has_gone_on.set)
         assert has_gone_on.wait(WAIT_SECONDS)
         return publish(*args, **kwargs)
 
-    monkeypatch.setattr(LayerStore, "publish", waiting)
+    monkeypatch.setattr(LayerPublisher, "publish", waiting)
     result = await shop.run("dynamic_importer('beta')")
     assert result.error is not None and "beta 2.0 has been installed" in result.error
 
@@ -232,7 +232,7 @@ async def test_wheel_that_differs_from_the_index_is_refused(shop: Lab, index: In
     result = await shop.run("dynamic_importer('delta')")
     assert result.error is not None
     assert "its SHA-256 differs" in result.output or "cannot be installed" in result.error
-    assert LayerStore(shop.areas.root.parent / "layers").find(parse_requirement("delta")) is None
+    assert LayerPublisher(shop.areas.root.parent / "layers").find(parse_requirement("delta")) is None
 
 
 async def test_without_a_directory_there_are_no_packages(box: Lab) -> None:
@@ -378,7 +378,7 @@ def test_publishing_accepts_regular_files_only(tmp_path: Path) -> None:
     (source / "pkg" / "__init__.py").write_text("x = 1")
     (source / "link.py").symlink_to("/etc/passwd")
     os.mkfifo(source / "fifo.py")
-    store = LayerStore(tmp_path / "layers")
+    store = LayerPublisher(tmp_path / "layers")
     requirement = parse_requirement("pkg")
     built = store.publish(source, requirement, version="1", wheels={}, most_bytes=1000)
     assert built.modules == ("pkg",)
@@ -387,7 +387,7 @@ def test_publishing_accepts_regular_files_only(tmp_path: Path) -> None:
 
 
 def test_container_has_a_bounded_number_of_layers(tmp_path: Path) -> None:
-    store = LayerStore(tmp_path)
+    store = LayerPublisher(tmp_path)
     for number in range(32):
         store.path(f"d{number}").mkdir(parents=True)
         store.choose("box", f"d{number}")

@@ -19,7 +19,7 @@ from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.secret_files import monitoring_key, secret_path
 from broker_config.settings import Settings
-from nekro.app.http_server import AllowedHosts, Page, PageServer, is_loopback
+from nekro.app.http_server import AllowedHosts, PageResponse, PageServer, is_loopback
 from nekro.cli.environment import environment_of
 
 pytestmark = pytest.mark.extended
@@ -58,7 +58,7 @@ def ask(
         connection.close()
 
 
-PAGES = {"/metrics": lambda: Page(body=b"figures"), "/livez": lambda: Page(body=b"ok")}
+PAGES = {"/metrics": lambda: PageResponse(body=b"figures"), "/livez": lambda: PageResponse(body=b"ok")}
 
 
 @pytest.fixture

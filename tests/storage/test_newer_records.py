@@ -10,7 +10,7 @@ from typing import Any
 from nekro.app.background import BackgroundLoop
 from nekro.app.leases import LeaseKeeper
 from nekro.cli.services.ownership import Ownership, WorkerEntry, read_running
-from nekro.sandbox.packages.layers import LayerStore, parse_requirement
+from nekro.sandbox.packages.layers import LayerPublisher, parse_requirement
 from nekro_agent.ports import DownloadReport
 from storage.engine import Database
 from storage.repositories.plugin_states import Activation
@@ -72,7 +72,7 @@ def test_the_record_of_a_package_layer(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "pkg.py").write_text("x = 1")
-    store, requirement = LayerStore(tmp_path / "layers"), parse_requirement("pkg")
+    store, requirement = LayerPublisher(tmp_path / "layers"), parse_requirement("pkg")
     built = store.publish(source, requirement, version="1", wheels={}, most_bytes=1000)
     (record,) = (tmp_path / "layers" / "built").iterdir()
     add_field(record, lambda stored: stored.update(signed_by="index"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from nekro.extensions.openai.rows import OpenAIResponse, ResponseRows
+from nekro.extensions.openai.rows import ResponseRows, StoredResponse
 from storage.engine import Database
 
-KEPT = OpenAIResponse(
+KEPT = StoredResponse(
     id="resp_1", key_id=None, chat_key="c", turn_id="t", previous_id="resp_0", model="nekro",
     is_background=True, stated={"metadata": {"a": "b"}},
     created_at=datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC),

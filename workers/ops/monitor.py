@@ -23,7 +23,7 @@ from typing import Any, Final
 from loguru import logger
 
 from broker_config.settings import Settings
-from nekro.app.http_server import Page, PageServer
+from nekro.app.http_server import PageResponse, PageServer
 from nekro.app.processes import socket_path
 from nekro.base.metrics import start_metrics
 from nekro_agent.errors import NekroError
@@ -160,13 +160,13 @@ def monitored(settings: Settings, health: Health, *, lane: str) -> Iterator[None
         yield
 
 
-def _page_of(check: Callable[[], Report]) -> Page:
+def _page_of(check: Callable[[], Report]) -> PageResponse:
     report = check()
     status = HTTPStatus.OK if report.ok else HTTPStatus.SERVICE_UNAVAILABLE
-    return Page(body=json.dumps(report.as_json()).encode(), type="application/json", status=status)
+    return PageResponse(body=json.dumps(report.as_json()).encode(), type="application/json", status=status)
 
 
-def _metrics_page() -> Page:
+def _metrics_page() -> PageResponse:
     from prometheus_client import generate_latest
 
-    return Page(body=generate_latest(start_metrics().registry))
+    return PageResponse(body=generate_latest(start_metrics().registry))

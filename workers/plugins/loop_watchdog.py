@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from loguru import logger
 
-from nekro.app.catalogue import Blocking
+from nekro.app.catalogue import BlockingMethod
 from nekro.base.metrics import metrics
 from nekro.plugins.entries import RoutedEntry
 from nekro_agent.durations import CLOSE_STEP_SECONDS
@@ -51,7 +51,7 @@ class LoopWatchdog:
     def __init__(
         self,
         *,
-        on_block: Callable[[Blocking], None],
+        on_block: Callable[[BlockingMethod], None],
         give_up_seconds: float | None,
         warn_seconds: float = _WARN_SECONDS,
     ) -> None:
@@ -151,7 +151,7 @@ class LoopWatchdog:
         metrics().loop_blocked.labels(step.entry.task).inc()
         frames = traceback.extract_stack(frame)[-_FRAMES:]
         innermost = frames[-1]
-        blocking = Blocking(
+        blocking = BlockingMethod(
             entry=step.entry,
             seconds=seconds,
             where=f"{os.path.basename(innermost.filename)}:{innermost.lineno} in {innermost.name}",

@@ -27,7 +27,7 @@ from nekro.base.loop_thread import LoopThread
 from nekro.broker.celery.result_backend import ReplyBackend
 from nekro.broker.celery.tasks import PrivateRequest
 from workers.pools.base import JobPool
-from workers.pools.jobs import Alarms, Interruptible, Outcome, PoolJob, StopReason, TaskBody, aborted
+from workers.pools.jobs import Alarms, BodyOutcome, Interruptible, PoolJob, StopReason, TaskBody, aborted
 from workers.pools.observation import begin_observation, is_only_observer
 
 __all__ = ["FAST_BODY", "AsyncioPool"]
@@ -149,7 +149,7 @@ async def _run_fast(job: PoolJob, body: Body, task: Any, request: PrivateRequest
         job.escape(exc)
 
 
-async def _outcome(job: PoolJob, body: Body, request: PrivateRequest) -> Outcome:
+async def _outcome(job: PoolJob, body: Body, request: PrivateRequest) -> BodyOutcome:
     guard = Interruptible()
     try:
         with TaskBody():
@@ -157,7 +157,7 @@ async def _outcome(job: PoolJob, body: Body, request: PrivateRequest) -> Outcome
                 with guard:
                     work = body(*request.args)
                     _drop_arguments(job, request)
-                    return Outcome(value=await work)
+                    return BodyOutcome(value=await work)
             except asyncio.CancelledError as exc:
                 if guard.was_interrupted and job.stop_reason is StopReason.SOFT_LIMIT:
                     raise SoftTimeLimitExceeded(job.soft_limit_seconds) from exc
@@ -165,7 +165,7 @@ async def _outcome(job: PoolJob, body: Body, request: PrivateRequest) -> Outcome
                     raise
                 raise aborted(exc) from exc
     except Exception as exc:
-        return Outcome(error=exc)
+        return BodyOutcome(error=exc)
 
 
 def _drop_arguments(job: PoolJob, request: PrivateRequest) -> None:

@@ -32,9 +32,9 @@ from nekro.base.loop_thread import this_task
 from nekro_agent.errors import MethodAbortedError
 
 __all__ = [
+    "BodyOutcome",
     "Interruptible",
     "JobStopped",
-    "Outcome",
     "PoolJob",
     "StopReason",
     "TaskBody",
@@ -82,7 +82,7 @@ def aborted(exc: BaseException) -> MethodAbortedError:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BodyOutcome:
     """The outcome of a body: a value, or the exception that it raised."""
 
     value: Any = None
@@ -111,7 +111,7 @@ class PoolJob:
     pid: int = field(default_factory=lambda: next(_numbers))
     stop_reason: StopReason | None = None
     #: The body's outcome if it ran before the tracer; None: the tracer runs the body.
-    outcome: Outcome | None = None
+    outcome: BodyOutcome | None = None
     #: The ``workers.pools.observation`` of the job, if it was started before the tracer.
     observation: Any = None
     #: When its next limit passes, for ``Alarms``; 0: no limit is set.

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from broker_config.model_groups import DEFAULT_GROUP
 from nekro.agent.llm.port import LLMAnswer, LLMRequest, ModelSpent, cost_of
 from nekro.agent.llm.telemetry import Endpoint, RequestRecord, inference
-from nekro.agent.model import PromptMessage, Role
+from nekro.agent.model import PromptMessage, PromptRole
 from nekro.agent.text import cut_middle
 from nekro_agent.errors import LLMError
 
@@ -93,7 +93,7 @@ class ScriptedClient:
         """Do nothing; there is nothing to release."""
 
     def _answer(self, request: LLMRequest) -> str:
-        last_user = [message for message in request.messages if message.role is Role.USER][-1:]
+        last_user = [message for message in request.messages if message.role is PromptRole.USER][-1:]
         for entry, pattern in zip(self._answers, self._patterns, strict=True):
             searched = list(request.messages) if entry.anywhere else last_user
             match = _find(pattern, searched)

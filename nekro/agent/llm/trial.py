@@ -14,7 +14,7 @@ from nekro.agent.llm.clients import endpoint_of
 from nekro.agent.llm.endpoint_client import EndpointClient
 from nekro.agent.llm.port import LLMRequest
 from nekro.agent.llm.reading import fault_of_response, fault_of_transport, hint_of
-from nekro.agent.model import ImagePart, Part, PromptMessage, Role, TextPart
+from nekro.agent.model import ImagePart, Part, PromptMessage, PromptRole, TextPart
 from nekro_agent.errors import LLMError, NekroError
 from nekro_agent.services.agent.openai import token_count
 from nekro_client.answer_limits import limited
@@ -67,7 +67,7 @@ async def _chat(llm: LLMSettings, group: ModelGroup) -> dict[str, object]:
     settings = endpoint_of(llm, group).model_copy(update={"tries": 1, "record": None, "script": None})
     client = EndpointClient(settings, group=group.name)
     picture: tuple[Part, ...] = (ImagePart(url=_PICTURE),) if group.vision else ()
-    message = PromptMessage(role=Role.USER, parts=(TextPart(text=_QUESTION), *picture))
+    message = PromptMessage(role=PromptRole.USER, parts=(TextPart(text=_QUESTION), *picture))
     began = time.monotonic()
     first: list[float] = []
 

@@ -32,7 +32,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
 
 
-class RefusedError(Exception):
+class PictureRefusedError(Exception):
     """The picture cannot be shown; the message says why."""
 
 
@@ -73,7 +73,7 @@ def shrink(data: bytes, *, side: int, most_bytes: int, pixels: int) -> tuple[dic
     with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
         width, height = opened.size
         if width * height > pixels:
-            raise RefusedError(f"it has {width} x {height} pixels, more than {pixels}")
+            raise PictureRefusedError(f"it has {width} x {height} pixels, more than {pixels}")
         animated = bool(getattr(opened, "is_animated", False))
         is_sharp = opened.format in ("PNG", "GIF")
         turned = opened.getexif().get(274, 1) in (5, 6, 7, 8)
@@ -82,7 +82,7 @@ def shrink(data: bytes, *, side: int, most_bytes: int, pixels: int) -> tuple[dic
     for form, content in forms(image, is_sharp=is_sharp):
         if len(content) <= most_bytes:
             return facts | {"width": form.width, "height": form.height}, content
-    raise RefusedError(f"it does not fit into {most_bytes} bytes")
+    raise PictureRefusedError(f"it does not fit into {most_bytes} bytes")
 
 
 def upright(opened: Any, side: int) -> Image.Image:
@@ -148,7 +148,7 @@ def main() -> None:
         facts, content = shrink(
             source.read(), side=given["side"], most_bytes=given["bytes"], pixels=given["pixels"]
         )
-    except RefusedError as exc:
+    except PictureRefusedError as exc:
         facts = {"error": str(exc)}
     except MemoryError:
         facts = {"error": "decoding it needs too much memory"}

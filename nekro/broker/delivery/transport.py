@@ -128,7 +128,7 @@ class Keeper(Protocol):
         ...
 
 
-class Intake(Protocol):
+class ChannelIntake(Protocol):
     """Takes messages instead of the channel; see ``nekro.broker.delivery.intake``."""
 
     def stop(self) -> None:
@@ -301,7 +301,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
     #: Set by the worker's bootstep; None for channels that fetch messages one by one.
     keeper: Keeper | None = None
     #: Set if tasks run on an event loop; None if the hub takes messages.
-    intake: Intake | None = None
+    intake: ChannelIntake | None = None
     _in_poll: Any = False
     _gives_back = False
 

@@ -11,8 +11,8 @@ from nekro.cli.api import SystemApi, SystemNeed, is_over_gateway, open_system_ap
 from nekro.cli.command import Deps, arg, chat_key_option
 from nekro.cli.commands.send import DEFAULT_USER
 from nekro.cli.services.system import ROUND_LANES
-from nekro.cli.views.conversation import Conversation
-from nekro.cli.views.line_reader import LineReader, opened_in_background
+from nekro.cli.views.conversation import ChatSession
+from nekro.cli.views.line_reader import InputReader, opened_in_background
 from nekro.cli.views.turns import require_model
 from nekro_agent.errors import UsageError
 
@@ -58,9 +58,9 @@ def run(args: Args, deps: Deps) -> int:
     """Read lines, send them, print the answers."""
     if args.save is not None and not args.save.is_dir():
         raise UsageError(f"--save: {args.save} is not a folder")
-    reader = LineReader(deps.output, _history_file(deps))
+    reader = InputReader(deps.output, _history_file(deps))
     with closing(reader), opened_in_background(_opening(deps)) as beside, beside.value.errors():
-        talk = Conversation(
+        talk = ChatSession(
             beside, reader, deps.output, chat_key=args.chat_key, user_id=args.user_id, save=args.save
         )
         return talk.hold()

@@ -13,7 +13,7 @@ from broker_config.settings import Settings, known_variables
 from nekro.cli.api import is_over_gateway, open_api
 from nekro.cli.command import Deps, arg, json_flag
 from nekro.cli.doctor.checks import run_checks
-from nekro.cli.doctor.service_checks import Check, Verdict
+from nekro.cli.doctor.service_checks import Check, CheckState
 from nekro.cli.environment import setting_text, setting_value
 from nekro.cli.output import one_line
 from nekro.cli.running import ExitCode, exit_code_of, run_async
@@ -41,7 +41,7 @@ The exit code is that of the first failed check: 2 settings, 1 data directory, 3
 7 sandbox, 5 plugins. Warnings leave it at 0. Nothing is started or migrated.
 """
 
-_MARKS = {Verdict.OK: "✓", Verdict.WARNING: "!", Verdict.FAILED: "✗"}
+_MARKS = {CheckState.OK: "✓", CheckState.WARNING: "!", CheckState.FAILED: "✗"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ def run(args: Args, deps: Deps) -> int:
             _print_settings(Settings.model_construct(), args, deps)
             return ExitCode.USAGE
         checks: Sequence[Check] = [
-            Check(name="settings", verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.USAGE)
+            Check(name="settings", verdict=CheckState.FAILED, detail=str(exc), code=ExitCode.USAGE)
         ]
     else:
         if args.settings:
@@ -84,7 +84,7 @@ def run(args: Args, deps: Deps) -> int:
 def _outcome(checks: Sequence[Check], args: Args, deps: Deps) -> int:
     """Print the checks; returns the exit code of the first that failed."""
     show_checks(checks, args, deps)
-    return next((check.code for check in checks if check.verdict is Verdict.FAILED), ExitCode.OK)
+    return next((check.code for check in checks if check.verdict is CheckState.FAILED), ExitCode.OK)
 
 
 def list_settings(settings: Settings) -> list[dict[str, Any]]:
@@ -155,12 +155,12 @@ async def _gateway_checks(deps: Deps) -> list[Check]:
 async def _checked(name: str, step: Callable[[AsyncClient], Awaitable[str]], deps: Deps) -> Check:
     try:
         async with open_api(deps) as api:
-            return Check(name=name, verdict=Verdict.OK, detail=await step(api))
+            return Check(name=name, verdict=CheckState.OK, detail=await step(api))
     except _CheckFailedError as exc:
-        return Check(name=name, verdict=Verdict.WARNING, detail=str(exc))
+        return Check(name=name, verdict=CheckState.WARNING, detail=str(exc))
     except NekroError as exc:
         is_denied = "scope" in str(exc) and isinstance(exc, UsageError)
-        verdict = Verdict.WARNING if is_denied and name != "gateway" else Verdict.FAILED
+        verdict = CheckState.WARNING if is_denied and name != "gateway" else CheckState.FAILED
         return Check(name=name, verdict=verdict, detail=str(exc), code=exit_code_of(exc))
 
 

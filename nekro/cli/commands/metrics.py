@@ -59,15 +59,15 @@ def run(args: Args, deps: Deps) -> int:
 
 
 def _serve(figures: FleetFigures, address: str, port: int, data_dir: Path, deps: Deps) -> None:
-    from nekro.app.http_server import Page, PageServer
+    from nekro.app.http_server import PageResponse, PageServer
 
     reading = threading.Lock()
 
-    def metrics() -> Page:
+    def metrics() -> PageResponse:
         with reading:
-            return Page(body=figures.text())
+            return PageResponse(body=figures.text())
 
-    pages = {"/metrics": metrics, "/livez": lambda: Page(body=b"ok\n")}
+    pages = {"/metrics": metrics, "/livez": lambda: PageResponse(body=b"ok\n")}
     server = PageServer.on_port(address, port, pages, data_dir=data_dir, tries=1)
     deps.output.words(f"metrics of the fleet on http://{address}:{server.port}/metrics; Ctrl-C stops")
     # A handler may interrupt `get` or another handler: the lock of an Event would block both.

@@ -14,7 +14,7 @@ from broker_config.urls import without_password
 from nekro.app.extensions import imported, loaded
 from nekro.cli.doctor.service_checks import (
     Check,
-    Verdict,
+    CheckState,
     approval_checks,
     broker_checks,
     clock_checks,
@@ -43,7 +43,7 @@ async def run_checks(settings: Settings) -> list[Check]:
     if settings.agent.keep_prompts:
         days = f"{settings.retention.prompts_days:g} days"
         detail += f"; what rounds send to the model is stored for {days} (NEKRO_AGENT__KEEP_PROMPTS)"
-    checks = [Check(name="settings", verdict=Verdict.OK, detail=detail), _data_dir(settings)]
+    checks = [Check(name="settings", verdict=CheckState.OK, detail=detail), _data_dir(settings)]
     checks += await asyncio.to_thread(broker_checks, settings)
     checks.append(await database_check(settings))
     checks += await clock_checks(settings)
@@ -62,7 +62,7 @@ async def run_checks(settings: Settings) -> list[Check]:
 
 
 def _is_broken(checks: Sequence[Check], code: ExitCode) -> bool:
-    return any(check.verdict is Verdict.FAILED and check.code is code for check in checks)
+    return any(check.verdict is CheckState.FAILED and check.code is code for check in checks)
 
 
 def _data_dir(settings: Settings) -> Check:
@@ -73,7 +73,7 @@ def _data_dir(settings: Settings) -> Check:
     except OSError as exc:
         return Check(
             name="data directory",
-            verdict=Verdict.FAILED,
+            verdict=CheckState.FAILED,
             detail=f"{standing} cannot be written to ({exc.strerror})",
             fix="set NEKRO_DATA_DIR to a writable directory",
         )
@@ -81,7 +81,7 @@ def _data_dir(settings: Settings) -> Check:
     low = free_bytes < _LOW_DISK_BYTES
     return Check(
         name="data directory",
-        verdict=Verdict.WARNING if low else Verdict.OK,
+        verdict=CheckState.WARNING if low else CheckState.OK,
         detail=f"{directory}, {free_bytes / (1 << 30):.1f} GiB free"
         + ("" if directory.exists() else " (does not exist yet)"),
         fix="free disk space" if low else "",
@@ -96,11 +96,11 @@ async def _sandbox(settings: Settings) -> list[Check]:
         shared_root = layout.shared_dir(settings.data_dir.absolute(), "any").parent
         capability = await describe(settings.sandbox, shared_root=shared_root)
     except SandboxError as exc:
-        return [Check(name="sandbox", verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.SANDBOX)]
+        return [Check(name="sandbox", verdict=CheckState.FAILED, detail=str(exc), code=ExitCode.SANDBOX)]
     lines = [
         Check(
             name=f"sandbox {part.name.removeprefix('sandbox ')}",
-            verdict=Verdict.OK if part.ok else Verdict.FAILED if part.needed else Verdict.WARNING,
+            verdict=CheckState.OK if part.ok else CheckState.FAILED if part.needed else CheckState.WARNING,
             detail=part.detail,
             fix="" if part.ok else part.fix,
             code=ExitCode.SANDBOX,
@@ -108,7 +108,7 @@ async def _sandbox(settings: Settings) -> list[Check]:
         for part in capability.checks
     ]
     lines += [_sandbox_limit(limit) for limit in capability.limits]
-    verdict = Verdict.OK if capability.ok else Verdict.FAILED
+    verdict = CheckState.OK if capability.ok else CheckState.FAILED
     ran = "ran a sandbox" if capability.ok else "cannot run code here"
     summary = Check(
         name="sandbox", verdict=verdict, detail=f"driver {capability.driver} {ran}", code=ExitCode.SANDBOX
@@ -125,10 +125,10 @@ def _sandbox_packages(settings: Settings) -> Check:
     else:
         detail = named_packages(settings.sandbox)
     if detail:
-        return Check(name=name, verdict=Verdict.OK, detail=detail)
+        return Check(name=name, verdict=CheckState.OK, detail=detail)
     return Check(
         name=name,
-        verdict=Verdict.WARNING,
+        verdict=CheckState.WARNING,
         detail=f"none for this Python in {base_root(settings.sandbox)}: code of the model has the standard "
         "library only",
         fix="nekro sandbox packages build",
@@ -138,7 +138,7 @@ def _sandbox_packages(settings: Settings) -> Check:
 def _sandbox_limit(limit: Enforcement) -> Check:
     return Check(
         name=f"sandbox limit {limit.limit}",
-        verdict=Verdict.OK if limit.ok else Verdict.FAILED if limit.required else Verdict.WARNING,
+        verdict=CheckState.OK if limit.ok else CheckState.FAILED if limit.required else CheckState.WARNING,
         detail=f"{limit.by}: {limit.detail}",
         fix=limit.fix,
         code=ExitCode.SANDBOX,
@@ -158,14 +158,14 @@ def _plugins(settings: Settings) -> Check:
     if not failed:
         return Check(
             name="plugins",
-            verdict=Verdict.WARNING if catalogue.differences else Verdict.OK,
+            verdict=CheckState.WARNING if catalogue.differences else CheckState.OK,
             detail="; ".join([detail, *catalogue.differences]),
             fix="restart the workers that run older files" if catalogue.differences else "",
         )
     faults = "; ".join(f"{plugin.key}: {plugin.error}" for plugin in failed)
     return Check(
         name="plugins",
-        verdict=Verdict.FAILED,
+        verdict=CheckState.FAILED,
         detail=f"{detail}; {len(failed)} failed to load: {faults}",
         fix="correct the plugin, or take it out of NEKRO_PLUGINS__DIRS",
         code=ExitCode.PLUGIN,
@@ -178,20 +178,20 @@ def _workers(settings: Settings, *, broken: bool) -> Check:
         if running is None:
             return Check(
                 name="workers",
-                verdict=Verdict.OK,
+                verdict=CheckState.OK,
                 detail="none; commands start their own, `nekro up` keeps workers running",
             )
         served = sorted(running.lanes)
         source = f"`nekro {running.command}` (process {running.pid})"
     elif broken:
-        return Check(name="workers", verdict=Verdict.WARNING, detail="unknown while the broker is down")
+        return Check(name="workers", verdict=CheckState.WARNING, detail="unknown while the broker is down")
     else:
         served, source = sorted(_ask_broker(settings)), "the broker"
     # Without a process of lane `pinned`, those of lane `methods` own the pinned plugins.
     missing = [lane.value for lane in Lane if lane is not Lane.PINNED and lane.value not in served]
     return Check(
         name="workers",
-        verdict=Verdict.WARNING if missing else Verdict.OK,
+        verdict=CheckState.WARNING if missing else CheckState.OK,
         detail=f"{source}: lanes {', '.join(served) or 'none'}",
         fix="; ".join(f"start `nekro worker --lane {lane}`" for lane in missing),
     )
@@ -203,11 +203,11 @@ def _local_workers(settings: Settings) -> list[Check]:
     try:
         answers = ask_workers(Probe.READY, wanted_of(settings))
     except NekroError as exc:
-        return [Check(name="worker probes", verdict=Verdict.WARNING, detail=str(exc))]
+        return [Check(name="worker probes", verdict=CheckState.WARNING, detail=str(exc))]
     return [
         Check(
             name=f"worker {answer.worker} (process {answer.pid})",
-            verdict=Verdict.OK if answer.ok else Verdict.WARNING,
+            verdict=CheckState.OK if answer.ok else CheckState.WARNING,
             detail="; ".join(answer.faults) or "ready",
             fix="" if answer.ok else "see the log of this worker; wait until it is ready, or restart it",
         )
@@ -236,7 +236,7 @@ async def language_model_check(settings: Settings) -> Check:
         found = llm.script.is_file()
         return Check(
             name="language model",
-            verdict=Verdict.OK if found else Verdict.FAILED,
+            verdict=CheckState.OK if found else CheckState.FAILED,
             detail=f"answers from {llm.script}" + ("" if found else ", which is not a file"),
             fix="" if found else "correct NEKRO_LLM__SCRIPT",
             code=ExitCode.USAGE,
@@ -244,14 +244,14 @@ async def language_model_check(settings: Settings) -> Check:
     if llm.base_url is None:
         return Check(
             name="language model",
-            verdict=Verdict.WARNING,
+            verdict=CheckState.WARNING,
             detail="none; `nekro exec` and `nekro call` work without one, rounds need one",
             fix="set NEKRO_LLM__BASE_URL and NEKRO_LLM__MODEL",
         )
     if not llm.model:
         return Check(
             name="language model",
-            verdict=Verdict.FAILED,
+            verdict=CheckState.FAILED,
             detail=f"{llm.base_url} without a model name",
             fix="set NEKRO_LLM__MODEL",
             code=ExitCode.USAGE,
@@ -278,7 +278,7 @@ async def _endpoint(llm: LLMSettings) -> Check:
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
         return Check(
             name="language model",
-            verdict=Verdict.FAILED,
+            verdict=CheckState.FAILED,
             detail=f"{where} is unreachable: {type(exc).__name__} {exc}".replace(key or "\0", "***").rstrip(),
             fix="start the endpoint, or correct NEKRO_LLM__BASE_URL; `nekro models test` asks it a question",
             code=ExitCode.LLM,
@@ -286,9 +286,9 @@ async def _endpoint(llm: LLMSettings) -> Check:
     if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         return Check(
             name="language model",
-            verdict=Verdict.WARNING,
+            verdict=CheckState.WARNING,
             detail=f"{where} refuses the key (status {status})",
             fix="set NEKRO_LLM__API_KEY",
         )
     detail = f"{where}; `nekro models test` shows the parameters that it refuses"
-    return Check(name="language model", verdict=Verdict.OK, detail=detail)
+    return Check(name="language model", verdict=CheckState.OK, detail=detail)

@@ -24,7 +24,7 @@ from storage.driver.urls import exists
 
 __all__ = [
     "Check",
-    "Verdict",
+    "CheckState",
     "approval_checks",
     "broker_checks",
     "clock_checks",
@@ -38,7 +38,7 @@ _MIN_REDIS: Final = (6, 2)
 _PROBE_SECONDS: Final = 2.0
 
 
-class Verdict(StrEnum):
+class CheckState(StrEnum):
     """How a check ended."""
 
     #: No problem was found.
@@ -54,7 +54,7 @@ class Check:
     """The result of one check: one line of `nekro doctor`."""
 
     name: str
-    verdict: Verdict
+    verdict: CheckState
     detail: str
     #: Suggested fix; "" when none is needed.
     fix: str = ""
@@ -81,12 +81,12 @@ def _embedded_redis(settings: Settings) -> Check:
     try:
         binary = redis_binary()
     except NekroError as exc:
-        return Check(name="redis", verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.BROKER)
+        return Check(name="redis", verdict=CheckState.FAILED, detail=str(exc), code=ExitCode.BROKER)
     # Not EmbeddedRedis.start: `nekro doctor` starts nothing.
     state = (
         "running" if EmbeddedRedis(settings.data_dir).answers() else "started by the commands that need it"
     )
-    return Check(name="redis", verdict=Verdict.OK, detail=f"embedded ({binary}), {state}")
+    return Check(name="redis", verdict=CheckState.OK, detail=f"embedded ({binary}), {state}")
 
 
 def _redis_server(settings: Settings, url: str, *, name: str, variable: str) -> Check:
@@ -95,7 +95,7 @@ def _redis_server(settings: Settings, url: str, *, name: str, variable: str) -> 
     def unsuitable(kind: str) -> Check:
         return Check(
             name=name,
-            verdict=Verdict.FAILED,
+            verdict=CheckState.FAILED,
             detail=f"{without_password(url)} is {kind}",
             fix=f"name a primary outside of a cluster in {variable}, or Sentinels (sentinel://)",
             code=ExitCode.BROKER,
@@ -105,13 +105,13 @@ def _redis_server(settings: Settings, url: str, *, name: str, variable: str) -> 
         with RedisEndpoint(settings.broker, url).client() as client:
             server = client.info()
     except SettingsError as exc:
-        return Check(name=name, verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.USAGE)
+        return Check(name=name, verdict=CheckState.FAILED, detail=str(exc), code=ExitCode.USAGE)
     except NotPrimaryError:
         return unsuitable("a replica")
     except (redis.RedisError, OSError, ValueError) as exc:
         return Check(
             name=name,
-            verdict=Verdict.FAILED,
+            verdict=CheckState.FAILED,
             detail=f"{without_password(url)} does not answer ({exc})",
             fix=f"start Redis there, or correct {variable}",
             code=ExitCode.BROKER,
@@ -120,7 +120,7 @@ def _redis_server(settings: Settings, url: str, *, name: str, variable: str) -> 
     if tuple(int(part) for part in str(server["redis_version"]).split(".")[:2]) < _MIN_REDIS:
         return Check(
             name=name,
-            verdict=Verdict.FAILED,
+            verdict=CheckState.FAILED,
             detail=f"{without_password(url)} is {version}",
             fix="use 6.2 or newer",
             code=ExitCode.BROKER,
@@ -130,7 +130,7 @@ def _redis_server(settings: Settings, url: str, *, name: str, variable: str) -> 
     faults = _redis_faults(server)
     return Check(
         name=name,
-        verdict=Verdict.WARNING if faults else Verdict.OK,
+        verdict=CheckState.WARNING if faults else CheckState.OK,
         detail=f"{without_password(url)}, {version}, key prefix {settings.broker.key_prefix!r}"
         + "".join(f"; {fault}" for fault, _ in faults),
         fix="; ".join(fix for _, fix in faults),
@@ -154,8 +154,8 @@ def _other_broker(settings: Settings, url: str) -> Check:
     try:
         require_broker(settings)
     except NekroError as exc:
-        return Check(name="broker", verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.BROKER)
-    return Check(name="broker", verdict=Verdict.OK, detail=without_password(url))
+        return Check(name="broker", verdict=CheckState.FAILED, detail=str(exc), code=ExitCode.BROKER)
+    return Check(name="broker", verdict=CheckState.OK, detail=without_password(url))
 
 
 async def database_check(settings: Settings) -> Check:
@@ -165,15 +165,15 @@ async def database_check(settings: Settings) -> Check:
 
     if settings.database.url is None and not (settings.data_dir / SQLITE_FILE_NAME).exists():
         # Connecting would create the file.
-        return Check(name="database", verdict=Verdict.OK, detail="SQLite, created by the first command")
+        return Check(name="database", verdict=CheckState.OK, detail="SQLite, created by the first command")
     try:
         status = await check(settings.database, settings.data_dir)
     except SettingsError as exc:
-        return Check(name="database", verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.USAGE)
+        return Check(name="database", verdict=CheckState.FAILED, detail=str(exc), code=ExitCode.USAGE)
     if not status.reachable:
         return Check(
             name="database",
-            verdict=Verdict.FAILED,
+            verdict=CheckState.FAILED,
             detail=f"{status.url} cannot be reached: {status.problem}",
             fix="start it, or correct NEKRO_DATABASE__URL",
             code=ExitCode.STORAGE,
@@ -185,16 +185,18 @@ async def database_check(settings: Settings) -> Check:
         if status.pool_mode is not None and (fault := await _pooling_fault(settings)):
             return Check(
                 name="database",
-                verdict=Verdict.FAILED,
+                verdict=CheckState.FAILED,
                 detail=f"{where}: {fault}",
                 fix="correct pool_mode in NEKRO_DATABASE__URL",
                 code=ExitCode.STORAGE,
             )
         newer = f" of a newer version (this one has {status.head})" if status.is_newer else ""
-        return Check(name="database", verdict=Verdict.OK, detail=f"{where}, schema {status.revision}{newer}")
+        return Check(
+            name="database", verdict=CheckState.OK, detail=f"{where}, schema {status.revision}{newer}"
+        )
     return Check(
         name="database",
-        verdict=Verdict.FAILED,
+        verdict=CheckState.FAILED,
         detail=f"{where}, has schema {status.revision or 'none'} and needs {status.head}",
         fix="run `nekro db upgrade`" + (" of release 0.2.0 first" if status.too_old else ""),
         code=ExitCode.STORAGE,
@@ -229,11 +231,11 @@ async def _pending(settings: Settings) -> Check:
     async with Database(settings.database, settings.data_dir) as database, database.read() as transaction:
         work = await transaction.overview.approvals()
     if not work.waiting:
-        return Check(name="approvals", verdict=Verdict.OK, detail="no call waits")
+        return Check(name="approvals", verdict=CheckState.OK, detail="no call waits")
     is_old = work.oldest_seconds > settings.approval.pending_seconds / 2
     return Check(
         name="approvals",
-        verdict=Verdict.WARNING if is_old else Verdict.OK,
+        verdict=CheckState.WARNING if is_old else CheckState.OK,
         detail=f"{work.waiting} calls wait, the oldest for {work.oldest_seconds:.0f} s of "
         f"{settings.approval.pending_seconds:.0f} s",
         fix="decide on them with `nekro approvals` before they expire" if is_old else "",
@@ -250,20 +252,24 @@ async def gateway_checks(settings: Settings) -> list[Check]:
 
 async def _keys(settings: Settings) -> Check:
     if not exists(settings.database, settings.data_dir):
-        return Check(name="API keys", verdict=Verdict.OK, detail="none: gateways serve their own host only")
+        return Check(
+            name="API keys", verdict=CheckState.OK, detail="none: gateways serve their own host only"
+        )
     from storage.engine import Database
 
     async with Database(settings.database, settings.data_dir) as database, database.read() as transaction:
         keys = await transaction.keys.all()
     if not keys:
-        return Check(name="API keys", verdict=Verdict.OK, detail="none: gateways serve their own host only")
+        return Check(
+            name="API keys", verdict=CheckState.OK, detail="none: gateways serve their own host only"
+        )
     now = shared_time()
     valid = [
         key for key in keys if key.revoked_at is None and (key.expires_at is None or key.expires_at > now)
     ]
     return Check(
         name="API keys",
-        verdict=Verdict.OK if valid else Verdict.WARNING,
+        verdict=CheckState.OK if valid else CheckState.WARNING,
         detail=f"{len(valid)} valid of {len(keys)}",
         fix="" if valid else "create one with `nekro keys create`, as every request needs a key",
     )
@@ -293,11 +299,11 @@ async def _gateway(settings: Settings) -> Check:
             answer = await client.get(f"{url}/readyz")
     except httpx.TransportError:
         return Check(
-            name="gateway", verdict=Verdict.OK, detail=f"none at {where}; `nekro gateway` starts one there"
+            name="gateway", verdict=CheckState.OK, detail=f"none at {where}; `nekro gateway` starts one there"
         )
     return Check(
         name="gateway",
-        verdict=Verdict.OK if answer.is_success else Verdict.WARNING,
+        verdict=CheckState.OK if answer.is_success else CheckState.WARNING,
         detail=f"{where} is ready"
         if answer.is_success
         else f"{where} answers /readyz with {answer.status_code}",
@@ -319,11 +325,11 @@ def _clock_check(name: str, ahead_seconds: float) -> Check:
 
     off = abs(ahead_seconds)
     if off <= WARN_SECONDS:
-        return Check(name=name, verdict=Verdict.OK, detail=f"within {WARN_SECONDS:g} s of this host's")
+        return Check(name=name, verdict=CheckState.OK, detail=f"within {WARN_SECONDS:g} s of this host's")
     side = "ahead of" if ahead_seconds > 0 else "behind"
     return Check(
         name=name,
-        verdict=Verdict.FAILED if off > 10 * WARN_SECONDS else Verdict.WARNING,
+        verdict=CheckState.FAILED if off > 10 * WARN_SECONDS else CheckState.WARNING,
         detail=f"this host's clock is {off:.1f} s {side} it; deadlines of calls follow the database's clock, "
         "but plugins, logs and files here use this host's",
         fix="synchronise the clocks of all hosts (`timedatectl set-ntp true`, or chrony)",

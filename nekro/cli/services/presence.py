@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from nekro.app.catalogue import FleetCatalogue
 
 __all__ = [
-    "Answer",
     "Probe",
     "Wanted",
+    "WorkerAnswer",
     "ask_workers",
     "awaited_with_workers",
     "require_broker",
@@ -137,7 +137,7 @@ class Probe(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class WorkerAnswer:
     """The answer of one worker."""
 
     lane: str
@@ -161,7 +161,7 @@ class Wanted:
     data_dir_id: str | None = None
     broker_id: str | None = None
 
-    def fits(self, answer: Answer) -> bool:
+    def fits(self, answer: WorkerAnswer) -> bool:
         """Whether a worker is meant; one that did not say who it is fits only if nothing was asked for."""
         return (
             self.name in (None, answer.worker, answer.worker.partition("@")[0])
@@ -180,7 +180,7 @@ def wanted_of(settings: Settings, *, lane: str | None = None, name: str | None =
     )
 
 
-def ask_workers(probe: Probe, wanted: Wanted) -> list[Answer]:
+def ask_workers(probe: Probe, wanted: Wanted) -> list[WorkerAnswer]:
     """Probe the workers of this user on this host that are meant; ended workers are left out.
 
     Raises:
@@ -193,7 +193,7 @@ def ask_workers(probe: Probe, wanted: Wanted) -> list[Answer]:
     return [answer for answer in answers if answer is not None and wanted.fits(answer)]
 
 
-def _ask(path: Path, probe: Probe) -> Answer | None:
+def _ask(path: Path, probe: Probe) -> WorkerAnswer | None:
     lane, _, number = path.stem.rpartition(".")
     connection = _Connection(path)
     try:
@@ -204,10 +204,10 @@ def _ask(path: Path, probe: Probe) -> Answer | None:
         return None
     except (OSError, http.client.HTTPException, ValueError) as exc:
         fault = f"it does not answer ({type(exc).__name__})"
-        return Answer(lane=lane, worker=path.stem, pid=int(number), ok=False, faults=(fault,))
+        return WorkerAnswer(lane=lane, worker=path.stem, pid=int(number), ok=False, faults=(fault,))
     finally:
         connection.close()
-    return Answer(
+    return WorkerAnswer(
         lane=body["lane"],
         worker=body["worker"],
         pid=int(number),

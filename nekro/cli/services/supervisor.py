@@ -23,14 +23,14 @@ from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import BrokerError, NekroError, ServiceError
 from nekro_agent.methods import Lane
 
-__all__ = ["Backoff", "Supervisor"]
+__all__ = ["RestartPauses", "Supervisor"]
 
 #: Most calls that are named when their worker has ended.
 _MOST_NAMES: Final = 5
 
 
 @dataclass
-class Backoff:
+class RestartPauses:
     """Pauses before restarts: exponential, reset after a long run."""
 
     first_seconds: float = 0.5
@@ -206,7 +206,7 @@ class Supervisor:
             await end_tasks(*tasks)
 
     async def _keep(self, spec: ChildSpec) -> None:
-        backoff = Backoff()
+        backoff = RestartPauses()
         while True:
             started = time.monotonic()
             code = await self._children[spec.name].wait()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nekro.cli.gateway_client import failure_of
 from nekro.cli.output import Output, one_line
 from nekro.cli.running import ExitCode
-from nekro.cli.views.line_reader import BackgroundContext, LineReader
+from nekro.cli.views.line_reader import BackgroundContext, InputReader
 from nekro_agent.errors import LLMError, NekroError, NotFoundError, UsageError
 from nekro_client.event_types import EventType
 from nekro_client.sse import LiveMessage, is_restart
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nekro_client.models import Event, FileInfo
 
 __all__ = [
-    "Conversation",
+    "ChatSession",
 ]
 
 
@@ -35,13 +35,13 @@ _COMMANDS: Final = "/file PATH [TEXT], /save PATH [FILE], /help, /quit"
 _ENDS: Final = frozenset({"/quit", "exit", "quit"})
 
 
-class Conversation:
+class ChatSession:
     """Reads lines in the main thread; sends them and prints what follows on the loop beside it."""
 
     def __init__(
         self,
         beside: BackgroundContext[SystemApi],
-        reader: LineReader,
+        reader: InputReader,
         output: Output,
         *,
         chat_key: str,

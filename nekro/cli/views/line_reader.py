@@ -17,7 +17,7 @@ from nekro.cli.output import Output
 from nekro.cli.running import TerminatedError
 from nekro_agent.files.private_files import make_directory, open_private
 
-__all__ = ["BackgroundContext", "LineReader", "opened_in_background"]
+__all__ = ["BackgroundContext", "InputReader", "opened_in_background"]
 
 
 _PROMPT: Final = "> "
@@ -25,7 +25,7 @@ _PROMPT: Final = "> "
 _HISTORY_LINES: Final = 1000
 
 
-class LineReader:
+class InputReader:
     """Reads standard input line by line."""
 
     def __init__(self, output: Output, history: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker_config.secret_files import secret_paths
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, arg, chat_key, json_flag, positive_number, read_text, user_id_option
-from nekro.cli.doctor.service_checks import Check, Verdict
+from nekro.cli.doctor.service_checks import Check, CheckState
 from nekro.cli.gateway_client import open_client
 from nekro.cli.running import ExitCode, run_async
 from nekro.cli.services.database import open_database
@@ -20,7 +20,7 @@ from nekro.extensions.mcp.declarations import parse
 from nekro.extensions.mcp.questions import answer_key, answer_question, content_of, is_asked_by
 from nekro.extensions.mcp.servers import (
     McpServer,
-    Source,
+    ServerSource,
     describe_server,
     file_path,
     read_servers,
@@ -321,7 +321,7 @@ async def _add(args: Args, deps: Deps, settings: Settings) -> int:
     server = servers[name]
     for warning in secret_warnings(name, declaration):
         deps.output.words(f"warning: {warning}")
-    if server.source is Source.FILE:
+    if server.source is ServerSource.FILE:
         deps.output.words(f"warning: {file_path(settings)} declares {name} too, and wins")
     if args.json:
         deps.output.json(describe_server(server))
@@ -419,8 +419,8 @@ async def checks(settings: Settings) -> list[Check]:
             f"failed: {', '.join(failed)}",
             "`nekro mcp` shows the errors, `nekro mcp test` tries one",
         )
-        return [Check(name="mcp", verdict=Verdict.WARNING, detail=detail, fix=fix)]
-    return [Check(name="mcp", verdict=Verdict.OK, detail=f"{len(servers)} servers")] if servers else []
+        return [Check(name="mcp", verdict=CheckState.WARNING, detail=detail, fix=fix)]
+    return [Check(name="mcp", verdict=CheckState.OK, detail=f"{len(servers)} servers")] if servers else []
 
 
 def run_over_gateway(args: Args, deps: Deps) -> int:

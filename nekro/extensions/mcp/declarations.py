@@ -31,9 +31,9 @@ from nekro_agent.errors import InvalidValueError
 __all__ = [
     "Access",
     "Declaration",
-    "Limits",
     "OAuth",
     "Sampling",
+    "ServerLimits",
     "check_name",
     "module_names",
     "parse",
@@ -80,7 +80,7 @@ class Sampling(_Part):
     tokens_per_day: int = Field(100_000, ge=1)
 
 
-class Limits(_Part):
+class ServerLimits(_Part):
     """Our own settings of one server: the key ``nekro``."""
 
     #: Whether a stdio server has the network of the worker's host.
@@ -131,7 +131,7 @@ class Declaration(_Part):
     env: Annotated[dict[str, str], AfterValidator(_no_linker_variables)] = {}
     url: str | None = None
     headers: dict[str, str] = {}
-    nekro: Limits = Limits()
+    nekro: ServerLimits = ServerLimits()
 
     @model_validator(mode="after")
     def _one_transport(self) -> Self:

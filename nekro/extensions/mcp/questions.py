@@ -29,7 +29,7 @@ __all__ = [
     "Completion",
     "Prompt",
     "Question",
-    "Reply",
+    "QuestionReply",
     "answer_key",
     "answer_of",
     "answer_question",
@@ -79,7 +79,7 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reply:
+class QuestionReply:
     """What a person answered; ``cancel`` without an answer."""
 
     action: Literal["accept", "decline", "cancel"]

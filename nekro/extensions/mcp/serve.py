@@ -176,7 +176,7 @@ async def serve(settings: Settings, *, chat_key: str | None, user_id: str | None
     try:
         from mcp.server.stdio import stdio_server
 
-        from nekro.extensions.mcp.server.server import McpServer
+        from nekro.extensions.mcp.server.server import FleetMcpServer
     except ImportError as exc:
         raise ServiceError("there is no MCP SDK; install it with `pip install 'nekro-workers[mcp]'`") from exc
     from nekro.cli.services.system import CALL_LANES, open_services
@@ -192,7 +192,7 @@ async def serve(settings: Settings, *, chat_key: str | None, user_id: str | None
         caller = Caller(actor=actor, chat_key=chat_key or _CHAT_KEY, user_id=user_id)
         hub = EventHub(services.settings, services.database, publisher=services.publisher)
         hub.start()
-        server = McpServer(services, hub, lambda _: caller, run=_run)
+        server = FleetMcpServer(services, hub, lambda _: caller, run=_run)
         # The SDK's own reader waits in a thread, which would keep a process alive that is to end.
         streams: Any = host
         try:

@@ -23,7 +23,7 @@ from nekro.extensions.mcp.questions import (
     Completion,
     Prompt,
     Question,
-    Reply,
+    QuestionReply,
     answer_key,
     answer_of,
     question_id,
@@ -93,7 +93,7 @@ class ServerRequests:
             max_wait_time=self._settings.llm.timeout_seconds,
         )
 
-    async def ask(self, question: Question, ctx: AgentCtx, *, seconds: float) -> Reply:
+    async def ask(self, question: Question, ctx: AgentCtx, *, seconds: float) -> QuestionReply:
         """Ask the people of the call's chat; after ``seconds`` without an answer the reply is ``cancel``.
 
         Raises:
@@ -118,7 +118,7 @@ class ServerRequests:
                     await ctx.send_text(f"The answer to question {asked} does not fit: {exc}", record=False)
                     await self._begin(ctx.call_id, answer_key(asked), waiter)
         await ctx.send_text(f"Question {asked} was not answered in time.", record=False)
-        return Reply(action="cancel")
+        return QuestionReply(action="cancel")
 
     @asynccontextmanager
     async def _waiting(self, call_id: str, key: str) -> AsyncIterator[str]:
@@ -156,7 +156,7 @@ class ServerRequests:
         return None if view.state is not WaitState.READY else unpack(view.data)[0][0] or {}
 
 
-def _reply(question: Question, given: Any) -> Reply:
+def _reply(question: Question, given: Any) -> QuestionReply:
     """Return what the signal of an answer says: ``{"action": …, "content": …}``.
 
     Raises:
@@ -165,10 +165,10 @@ def _reply(question: Question, given: Any) -> Reply:
     if not isinstance(given, dict) or given.get("action") not in ("accept", "decline"):
         raise InvalidValueError('an answer is {"action": "accept" or "decline", "content": {field: value}}')
     if given["action"] == "decline":
-        return Reply(action="decline")
+        return QuestionReply(action="decline")
     if question.url is not None:
-        return Reply(action="accept")
+        return QuestionReply(action="accept")
     content = given.get("content") or {}
     if not isinstance(content, dict):
         raise InvalidValueError("`content` must be an object of fields")
-    return Reply(action="accept", content=answer_of(question, content))
+    return QuestionReply(action="accept", content=answer_of(question, content))

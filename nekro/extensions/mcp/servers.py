@@ -33,7 +33,7 @@ __all__ = [
     "AUTHOR",
     "MASK",
     "McpServer",
-    "Source",
+    "ServerSource",
     "describe_server",
     "file_path",
     "literal_secrets",
@@ -57,7 +57,7 @@ _MOST_FILE_BYTES: Final = 1 << 20
 _MOST_SERVERS: Final = 200
 
 
-class Source(StrEnum):
+class ServerSource(StrEnum):
     """Where a server is declared."""
 
     FILE = "file"
@@ -71,7 +71,7 @@ class McpServer:
     name: str
     #: Name of the plugin's module: the plugin is ``mcp.<module>``.
     module: str
-    source: Source
+    source: ServerSource
     #: Whether the database declares it too; the file wins.
     is_in_both: bool = False
     #: None if it is faulty; then ``error`` says why.
@@ -192,7 +192,7 @@ def _server(
     return McpServer(
         name=name,
         module=module,
-        source=Source.FILE if is_in_file else Source.DATABASE,
+        source=ServerSource.FILE if is_in_file else ServerSource.DATABASE,
         is_in_both=is_in_file and row is not None and row.declaration is not None,
         declaration=declaration,
         is_enabled=is_enabled,

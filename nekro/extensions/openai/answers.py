@@ -27,14 +27,23 @@ from storage.repositories.messages import Message
 from storage.repositories.rounds import Round
 from storage.states import FINAL_ROUND_STATES
 
-__all__ = ["QUEUED_SECONDS", "AnswerEnd", "AnswerReader", "Part", "Piece", "Program", "Usage", "Words"]
+__all__ = [
+    "QUEUED_SECONDS",
+    "AnswerEnd",
+    "AnswerReader",
+    "Part",
+    "Piece",
+    "ProgramStep",
+    "TurnUsage",
+    "Words",
+]
 
 #: How long a turn may wait for a worker, before the time limit of the turn itself begins.
 QUEUED_SECONDS: Final = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Usage:
+class TurnUsage:
     """Tokens of the rounds of a turn."""
 
     prompt_tokens: int = 0
@@ -42,9 +51,9 @@ class Usage:
     #: Rounds whose tokens are an estimate, because the model's server reported no possible number.
     estimated_requests: int = 0
 
-    def plus(self, prompt: int | None, completion: int | None, *, is_estimated: bool) -> Usage:
+    def plus(self, prompt: int | None, completion: int | None, *, is_estimated: bool) -> TurnUsage:
         """Return it with the tokens of one more round."""
-        return Usage(
+        return TurnUsage(
             prompt_tokens=self.prompt_tokens + (prompt or 0),
             completion_tokens=self.completion_tokens + (completion or 0),
             estimated_requests=self.estimated_requests + is_estimated,
@@ -76,7 +85,7 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class ProgramStep:
     """What the agent does besides talking: a program before it runs, or a method that it calls."""
 
     round_id: str
@@ -92,11 +101,11 @@ class AnswerEnd:
     state: str
     #: Why it failed: code and text; None if it did not.
     error: tuple[str, str] | None
-    usage: Usage
+    usage: TurnUsage
     at: datetime | None = None
 
 
-Part = Words | Piece | Program | AnswerEnd
+Part = Words | Piece | ProgramStep | AnswerEnd
 
 
 class AnswerReader:
@@ -122,7 +131,7 @@ class AnswerReader:
             NotFoundError: there is no such turn, or its rounds were deleted.
             SlowReaderError: as from ``EventHub.stream``.
         """
-        usage, parts = Usage(), _Parts(self)
+        usage, parts = TurnUsage(), _Parts(self)
         database, owner = self._services.database, self._owner
         stream = turn_events(self._hub, database, turn_id, owner=owner, with_live=with_live)
         async with aclosing(stream) as events:
@@ -180,7 +189,7 @@ class AnswerReader:
         for row in messages:
             if row.kind is MessageKind.ASSISTANT:
                 yield self._of_row(row)
-        usage = Usage()
+        usage = TurnUsage()
         for item in rounds:
             usage = usage.plus(
                 item.prompt_tokens, item.completion_tokens, is_estimated=bool(item.tokens_estimated)
@@ -236,9 +245,9 @@ class _Parts:
         elif event.type == EventType.ROUND_ENDED or is_restart(event):
             yield from self._settled(event.round_id, None, goes_on=is_restart(event))
         elif event.type == EventType.CODE_READY and event.data.get("code"):
-            yield Program(round_id=event.round_id or "", code=str(event.data["code"]))
+            yield ProgramStep(round_id=event.round_id or "", code=str(event.data["code"]))
         elif event.type == EventType.CALL_STARTED:
-            yield Program(round_id=event.round_id or "", method=str(event.data.get("method") or ""))
+            yield ProgramStep(round_id=event.round_id or "", method=str(event.data.get("method") or ""))
 
     def last(self) -> Iterator[Part]:
         """Yield what is left at the end of the turn."""
@@ -256,7 +265,7 @@ class _Parts:
             self._held.clear()
 
 
-def _end(event: Event, usage: Usage) -> AnswerEnd:
+def _end(event: Event, usage: TurnUsage) -> AnswerEnd:
     error = event.data.get("error")
     return AnswerEnd(
         state=str(event.data.get("state") or TurnState.DONE.value),
@@ -266,7 +275,7 @@ def _end(event: Event, usage: Usage) -> AnswerEnd:
     )
 
 
-def _end_of_rows(last: Round, usage: Usage) -> AnswerEnd:
+def _end_of_rows(last: Round, usage: TurnUsage) -> AnswerEnd:
     state = last.state.value
     return AnswerEnd(
         state=state if state in ("failed", "cancelled") else "done",

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from nekro.app.rounds.intake import AlsoWrite
 from nekro.app.services import Services
-from nekro.gateway.idempotency import Once, once_of
+from nekro.gateway.idempotency import IdempotentRequest, once_of
 from nekro.gateway.problems import ErrorForm, shown_text, status_of
 from nekro.gateway.web.bodies import KeyedRoute
 from nekro.gateway.web.responses import JsonAnswer
@@ -247,7 +247,7 @@ class Posted:
     is_recorded: bool = True
 
 
-async def once_for(request: Request, chat_key: str) -> Once:
+async def once_for(request: Request, chat_key: str) -> IdempotentRequest:
     """Return a request; its repetition must have the same body and chat."""
     chat = chat_key.encode("utf-8", "surrogatepass")
     return await once_of(request, body=b"%d:%s%s" % (len(chat), chat, await request.body()))
@@ -260,7 +260,7 @@ async def post(
     parts: Sequence[NewPart],
     user: str | None,
     *,
-    once: Once,
+    once: IdempotentRequest,
     also: AlsoWrite | None = None,
 ) -> Posted:
     """Post a person's message, and what is kept with it; a repetition of the request finds it.

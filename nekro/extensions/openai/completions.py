@@ -16,8 +16,8 @@ from nekro.extensions.openai.answers import (
     AnswerReader,
     Part,
     Piece,
-    Program,
-    Usage,
+    ProgramStep,
+    TurnUsage,
     Words,
 )
 from nekro.extensions.openai.bodies import CompletionBody, is_task, newest_message
@@ -38,7 +38,7 @@ from nekro.extensions.openai.chats import (
 )
 from nekro.gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
 from nekro.gateway.streams.hub import SlowReaderError
-from nekro.gateway.web.responses import EventStream, JsonAnswer
+from nekro.gateway.web.responses import EventResponse, JsonAnswer
 from nekro_agent.errors import BudgetExceededError, NekroError
 
 __all__ = ["router"]
@@ -100,7 +100,7 @@ async def complete_chat(
     completion = _Completion(posted, AnswerReader(request, services, hub))
     if body.stream:
         with_usage = bool(body.stream_options and body.stream_options.include_usage)
-        return EventStream(completion.chunks(with_usage=with_usage), sep="\n")
+        return EventResponse(completion.chunks(with_usage=with_usage), sep="\n")
     return await completion.whole(seconds=services.settings.agent.turn_seconds + QUEUED_SECONDS)
 
 
@@ -154,7 +154,7 @@ class _Completion:
         content = _Content()
         try:
             async for part in self._parts(with_live=True):
-                if isinstance(part, Program):
+                if isinstance(part, ProgramStep):
                     yield self._chunk({"reasoning_content": _reasoning(part)})
                     continue
                 if not isinstance(part, AnswerEnd):
@@ -177,7 +177,7 @@ class _Completion:
 
     async def _parts(self, *, with_live: bool = False) -> AsyncIterator[Part]:
         if self._turn_id is None:  # blocked, or not addressed to the agent
-            yield AnswerEnd(state="done", error=None, usage=Usage())
+            yield AnswerEnd(state="done", error=None, usage=TurnUsage())
             return
         async for part in self._reader.read(self._turn_id, with_live=with_live):
             yield part
@@ -221,7 +221,7 @@ class _Content:
         return _BETWEEN + new if begins else new
 
 
-def _reasoning(part: Program) -> str:
+def _reasoning(part: ProgramStep) -> str:
     return f"```python\n{part.code}\n```\n" if part.code else f"{part.method}\n"
 
 
@@ -238,7 +238,7 @@ def _status_of(code: str) -> HTTPStatus:
     return _STATUSES.get(code, HTTPStatus.BAD_GATEWAY)
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: TurnUsage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

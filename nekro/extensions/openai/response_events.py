@@ -14,8 +14,16 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from nekro.extensions.openai.answers import AnswerEnd, AnswerReader, Part, Piece, Program, Usage, Words
-from nekro.extensions.openai.rows import OpenAIResponse
+from nekro.extensions.openai.answers import (
+    AnswerEnd,
+    AnswerReader,
+    Part,
+    Piece,
+    ProgramStep,
+    TurnUsage,
+    Words,
+)
+from nekro.extensions.openai.rows import StoredResponse
 from nekro_agent.errors import BudgetExceededError
 
 __all__ = [
@@ -49,7 +57,7 @@ def message_item(
     }
 
 
-def reasoning_item(program: Program) -> dict[str, Any]:
+def reasoning_item(program: ProgramStep) -> dict[str, Any]:
     """Return a program as reasoning."""
     return {
         "id": f"rs_{program.round_id}",
@@ -129,7 +137,7 @@ _LAST = {"completed": "response.completed", "failed": "response.failed", "cancel
 class ResponseView:
     """What clients see of a response; it grows while its turn is read."""
 
-    row: OpenAIResponse
+    row: StoredResponse
     output: list[dict[str, Any]] = field(default_factory=list)
     status: str = "in_progress"
     end: AnswerEnd | None = None
@@ -197,7 +205,7 @@ class ResponseView:
 
     async def _parts(self, reader: AnswerReader, *, with_live: bool = False) -> AsyncIterator[Part]:
         if self.row.turn_id is None:  # the message was blocked, or not addressed to the agent
-            yield AnswerEnd(state="done", error=None, usage=Usage(), at=self.row.created_at)
+            yield AnswerEnd(state="done", error=None, usage=TurnUsage(), at=self.row.created_at)
             return
         async for part in reader.read(self.row.turn_id, with_live=with_live):
             yield part
@@ -210,7 +218,7 @@ class ResponseView:
             self.status = "failed" if part.error is not None else _STATUS.get(part.state, "completed")
         elif isinstance(part, Piece):
             item = self._message(part.text, phase="commentary" if part.is_preface else None)
-        elif isinstance(part, Program) and part.code:
+        elif isinstance(part, ProgramStep) and part.code:
             item = reasoning_item(part)
         if item is not None:
             self.output.append(item)
@@ -236,12 +244,12 @@ def _error(code: str, text: str) -> dict[str, str]:
     return {"code": known, "message": f"{code}: {text}"}
 
 
-def _conversation(row: OpenAIResponse) -> dict[str, str] | None:
+def _conversation(row: StoredResponse) -> dict[str, str] | None:
     conversation = row.stated.get("conversation")
     return {"id": conversation} if conversation else None
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: TurnUsage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},

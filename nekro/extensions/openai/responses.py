@@ -34,12 +34,12 @@ from nekro.extensions.openai.chats import (
 )
 from nekro.extensions.openai.examples import EXAMPLES
 from nekro.extensions.openai.response_events import ResponseView
-from nekro.extensions.openai.rows import OpenAIResponse, ResponseRows
+from nekro.extensions.openai.rows import ResponseRows, StoredResponse
 from nekro.gateway.dependencies import HubDep, IdentityDep, ServicesDep, take_stream
 from nekro.gateway.extensions import GatewayPart
 from nekro.gateway.idempotency import OnceDep
 from nekro.gateway.streams.hub import SlowReaderError
-from nekro.gateway.web.responses import EventStream, JsonAnswer
+from nekro.gateway.web.responses import EventResponse, JsonAnswer
 from nekro.operations.actor import Identity, Scope
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NekroError
@@ -87,7 +87,7 @@ async def create_response(
     person, conversation = stated_person(request, body.person), stated_conversation(request)
     stated = (person, body.conversation_id or conversation)
     chat_key = await _chat_of(services, identity, body, x_nekro_chat, stated, response_id)
-    new = OpenAIResponse(
+    new = StoredResponse(
         id=response_id,
         key_id=identity.key_id,
         chat_key=chat_key,
@@ -169,7 +169,7 @@ async def delete_response(response_id: str, services: ServicesDep, identity: Ide
     return {"id": response_id, "object": "response", "deleted": True}
 
 
-async def _keep(transaction: Transaction, identity: Identity, row: OpenAIResponse) -> None:
+async def _keep(transaction: Transaction, identity: Identity, row: StoredResponse) -> None:
     if await ResponseRows(transaction.connection).add(row):
         size = ROW_BYTES + size_of(json.dumps(row.stated))
         transaction.stored_bytes.add(identity.account_id, StoredKind.ROUNDS, size, refuses=False)
@@ -197,7 +197,7 @@ async def _chat_of(
     return transient_chat(identity, response_id) if is_new else chosen_chat(identity, header, *stated)
 
 
-async def _whole(row: OpenAIResponse, reader: AnswerReader, *, seconds: float) -> Response:
+async def _whole(row: StoredResponse, reader: AnswerReader, *, seconds: float) -> Response:
     view = ResponseView(row)
     try:
         async with asyncio.timeout(seconds):
@@ -213,7 +213,7 @@ async def _whole(row: OpenAIResponse, reader: AnswerReader, *, seconds: float) -
     return JsonAnswer(view.as_json())
 
 
-async def _now(row: OpenAIResponse, reader: AnswerReader) -> ResponseView:
+async def _now(row: StoredResponse, reader: AnswerReader) -> ResponseView:
     """Return a response as far as it is known at present."""
     view = ResponseView(row)
     if row.turn_id is None or await reader.has_ended(row.turn_id):
@@ -224,8 +224,8 @@ async def _now(row: OpenAIResponse, reader: AnswerReader) -> ResponseView:
     return view
 
 
-def _stream(row: OpenAIResponse, reader: AnswerReader, *, after: int) -> EventStream:
-    return EventStream(_frames(ResponseView(row), reader, after), sep="\n")
+def _stream(row: StoredResponse, reader: AnswerReader, *, after: int) -> EventResponse:
+    return EventResponse(_frames(ResponseView(row), reader, after), sep="\n")
 
 
 async def _frames(view: ResponseView, reader: AnswerReader, after: int) -> AsyncIterator[dict[str, str]]:
@@ -237,7 +237,7 @@ async def _frames(view: ResponseView, reader: AnswerReader, after: int) -> Async
         logger.bind(response_id=view.row.id, reason=str(exc)).info("response_stream_ended")
 
 
-async def _found(services: Services, identity: Identity, response_id: str, scope: Scope) -> OpenAIResponse:
+async def _found(services: Services, identity: Identity, response_id: str, scope: Scope) -> StoredResponse:
     """Return a response of the key.
 
     Raises:

@@ -12,11 +12,11 @@ from storage.repositories.base import Repository
 from storage.sql import insert
 from storage.tables import OPENAI_RESPONSES
 
-__all__ = ["OpenAIResponse", "ResponseRows"]
+__all__ = ["ResponseRows", "StoredResponse"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenAIResponse:
+class StoredResponse:
     """One response; its fields as in ``OPENAI_RESPONSES``."""
 
     id: str
@@ -33,16 +33,16 @@ class OpenAIResponse:
 class ResponseRows(Repository):
     """Rows of responses."""
 
-    async def add(self, response: OpenAIResponse) -> bool:
+    async def add(self, response: StoredResponse) -> bool:
         """Keep a response; False if one of its id is kept already."""
         new = insert(self._dialect, OPENAI_RESPONSES).values(**vars(response))
         added = new.on_conflict_do_nothing().returning(OPENAI_RESPONSES.c.id)
         return await self._scalar(added) is not None
 
-    async def find(self, response_id: str) -> OpenAIResponse | None:
+    async def find(self, response_id: str) -> StoredResponse | None:
         """Return the response, or None."""
         statement = select(OPENAI_RESPONSES).where(OPENAI_RESPONSES.c.id == response_id)
-        return await self._one_or_none(OpenAIResponse, statement)
+        return await self._one_or_none(StoredResponse, statement)
 
     async def delete(self, response_id: str) -> bool:
         """Delete a response; False when there is none."""

@@ -43,7 +43,7 @@ from nekro.gateway.extensions import GatewayPart, Running, running
 from nekro.gateway.idempotency import NOT_ONCE, OnceDep
 from nekro.gateway.outgoing import OutgoingHttp
 from nekro.gateway.web.bodies import KeyedRoute, require_few_values
-from nekro.gateway.web.responses import EventStream
+from nekro.gateway.web.responses import EventResponse
 from nekro.operations.actor import RefusedError, Scope
 from nekro.wire.invocation import new_id
 from nekro_agent.downloads.addresses import AddressPolicy
@@ -130,7 +130,7 @@ async def connect_adapter(
     client_id_query: str | None = None,
     client_id: str | None = None,
     access_key: str | None = None,
-) -> EventStream:
+) -> EventResponse:
     """Stream requests to a client: ``connected`` first, then ``heartbeat`` every 5 s.
 
     Published clients send their id as ``client_id``, which the reference calls ``client_id_query``. A client
@@ -142,7 +142,7 @@ async def connect_adapter(
     own_id = known.id if known else await _register(services, platform, client_name, "")
     stream = ClientStream(services, adapter.files, own_id, stopping=request.app.state.stopping)
     # The protocol has heartbeats of its own.
-    return EventStream(stream.events(), ping_seconds=3600)
+    return EventResponse(stream.events(), ping_seconds=3600)
 
 
 @router.post("/connect", openapi_extra={"requestBody": _COMMAND_BODY, **NOT_ONCE})

@@ -20,12 +20,12 @@ from starlette.types import Scope as AsgiScope
 
 from nekro.base.tasks import end_tasks
 from nekro.gateway.dependencies import HubDep, take_stream
-from nekro.gateway.idempotency import REPLAYED, Once, OnceDep
+from nekro.gateway.idempotency import REPLAYED, IdempotentRequest, OnceDep
 from nekro.gateway.operation_routes import ActorDep, route
 from nekro.gateway.problems import problem_of
 from nekro.gateway.streams.events import Reader
 from nekro.gateway.web.bodies import KeyedRoute
-from nekro.gateway.web.responses import EVENT_STREAM, EventStream, accepts
+from nekro.gateway.web.responses import EVENT_STREAM, EventResponse, accepts
 from nekro.operations import calls
 from nekro.operations.actor import Actor, Scope
 from nekro.wire.plain_json import json_text
@@ -78,7 +78,7 @@ class _Execution:
 
     task: asyncio.Task[JSONResponse]
 
-    def __init__(self, actor: Actor, body: RunBody, once: Once) -> None:
+    def __init__(self, actor: Actor, body: RunBody, once: IdempotentRequest) -> None:
         self._actor, self._body, self._once = actor, body, once
         # A repetition after a crash of the gateway is the same run, which happens once.
         self.id = once.id
@@ -126,7 +126,7 @@ class _Execution:
         return await calls.run_code(self._actor, self._body, run_id=self.id, on_begun=self.begun.set)
 
 
-class _RunStream(EventStream):
+class _RunStream(EventResponse):
     """A stream that releases what it uses, also if it ends before its first frame."""
 
     def __init__(

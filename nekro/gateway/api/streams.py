@@ -25,7 +25,7 @@ from nekro.gateway.streams.changes import Changes
 from nekro.gateway.streams.events import Position, StreamEvent, lost_frame
 from nekro.gateway.streams.hub import EventsLostError, SlowReaderError
 from nekro.gateway.web.bodies import KeyedRoute
-from nekro.gateway.web.responses import EventStream
+from nekro.gateway.web.responses import EventResponse
 from nekro.operations.actor import RefusedError, Scope
 from nekro_client.models import EventType, StreamTicket, StreamTicketBody
 
@@ -53,7 +53,7 @@ class _End(StrEnum):
     STOPPED = "stopped"
 
 
-class _CountedStream(EventStream):
+class _CountedStream(EventResponse):
     """A stream of server-sent events that the metrics count."""
 
     def __init__(self, frames: AsyncIterator[bytes]) -> None:

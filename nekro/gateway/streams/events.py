@@ -22,7 +22,7 @@ from storage.repositories.events import ChatEvent
 __all__ = [
     "LIVE_TYPES",
     "RING",
-    "Channel",
+    "ChatRing",
     "Position",
     "Reader",
     "StreamEvent",
@@ -185,7 +185,7 @@ class Reader:
         self._woken.clear()
 
 
-class Channel:
+class ChatRing:
     """The ring of one chat with readers."""
 
     def __init__(self, chat_key: str, *, newest: Position) -> None:

@@ -30,7 +30,7 @@ from loguru import logger
 from nekro.base.tasks import end_tasks, log_errors
 from nekro.broker.announcements import Announcements
 from nekro.gateway.streams.events import (
-    Channel,
+    ChatRing,
     Position,
     Reader,
     StreamEvent,
@@ -102,7 +102,7 @@ class EventHub:
         self._observers: list[Observer] = []
         #: Whose streams are open, and what ends each.
         self._owners: dict[Callable[[], None], str | None] = {}
-        self._channels: dict[str, Channel] = {}
+        self._channels: dict[str, ChatRing] = {}
         #: By chat, those that get live events only, so that they need nothing of the database.
         self._live_readers: dict[str, set[Reader]] = {}
         self._readings = asyncio.Semaphore(_READINGS)
@@ -214,7 +214,7 @@ class EventHub:
                 del self._live_readers[chat_key]
             self._need()
 
-    async def _following(self, channel: Channel, reader: Reader) -> Sequence[StreamEvent]:
+    async def _following(self, channel: ChatRing, reader: Reader) -> Sequence[StreamEvent]:
         """Return the next kept events of a reader; none if it has all that were read."""
         if channel.is_lost:
             raise EventsLostError(channel.chat_key)
@@ -292,11 +292,11 @@ class EventHub:
                 reader.add_live(event)
 
     @contextmanager
-    def _reading(self, chat_key: str, newest: Position, position: int) -> Iterator[tuple[Channel, Reader]]:
+    def _reading(self, chat_key: str, newest: Position, position: int) -> Iterator[tuple[ChatRing, Reader]]:
         """Attach a reader to its chat's channel, which exists as long as it has readers."""
         channel = self._channels.get(chat_key)
         if channel is None:
-            channel = self._channels[chat_key] = Channel(chat_key, newest=newest)
+            channel = self._channels[chat_key] = ChatRing(chat_key, newest=newest)
         else:
             self.announced(chat_key, newest.number)
         reader = Reader(position=position)
@@ -312,7 +312,7 @@ class EventHub:
                     channel.reading.cancel()
             self._need()
 
-    async def _read_on(self, channel: Channel) -> None:
+    async def _read_on(self, channel: ChatRing) -> None:
         """Read rows until everything that was announced is in the ring."""
         try:
             while channel.newest < channel.announced:
@@ -334,7 +334,7 @@ class EventHub:
         async with self._readings, self._database.read() as transaction:
             return await transaction.events.after(chat_key, number=after, limit=_PAGE)
 
-    def _lose(self, channel: Channel) -> None:
+    def _lose(self, channel: ChatRing) -> None:
         """End the streams of a chat whose newest events the database has lost."""
         logger.bind(chat_key=channel.chat_key, number=channel.newest).warning("events_lost")
         if self._channels.get(channel.chat_key) is channel:

@@ -27,7 +27,7 @@ from nekro_agent.files.names import IMAGE_TYPES
 __all__ = [
     "EVENT_STREAM",
     "SEND_SECONDS",
-    "EventStream",
+    "EventResponse",
     "JsonAnswer",
     "accepts",
     "etag_of",
@@ -43,7 +43,7 @@ _PING_SECONDS: Final = 15
 SEND_SECONDS: Final = 30
 
 
-class EventStream(EventSourceResponse):
+class EventResponse(EventSourceResponse):
     """A stream of server-sent events, which ends when its client takes nothing for ``SEND_SECONDS``."""
 
     def __init__(

@@ -17,7 +17,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from broker_config.settings import SandboxSettings
-from nekro.sandbox.driver import Check, Enforcement, SandboxSpec, check_of
+from nekro.sandbox.driver import Enforcement, IsolationCheck, SandboxSpec, check_of
 from nekro.sandbox.drivers.bwrap_args import LAYERS_INSIDE, BwrapFds, bwrap_arguments
 from nekro.sandbox.drivers.isolated import (
     IsolatedStart,
@@ -78,7 +78,7 @@ class BwrapDriver:
         return find_interpreter(self._settings.python, access=Access.BOUND if self.root_mode else Access.OWN)
 
     @cached_property
-    def _cgroups(self) -> tuple[Cgroups | None, Check]:
+    def _cgroups(self) -> tuple[Cgroups | None, IsolationCheck]:
         return find_cgroups(self._settings)
 
     @cached_property
@@ -94,18 +94,18 @@ class BwrapDriver:
     def _runner(self) -> bytes:
         return guest_program(self.interpreter.version)
 
-    async def examine(self) -> tuple[Check, ...]:
+    async def examine(self) -> tuple[IsolationCheck, ...]:
         """Check the programs, the interpreter and the kernel's features."""
         return await asyncio.to_thread(self._examine)
 
-    def _examine(self) -> tuple[Check, ...]:
+    def _examine(self) -> tuple[IsolationCheck, ...]:
         mode = "root mode: code runs as a host user of the pool" if self.root_mode else "user mode"
         return (
             check_of("bubblewrap", lambda: f"{self.tools.bwrap} {self.tools.version}, {mode}"),
             check_of("interpreter", lambda: self.interpreter.description),
             check_of("seccomp", lambda: f"{len(self._filter) // 8} instructions for {platform.machine()}"),
             self._cgroups[1],
-            Check(name="network", ok=True, detail="own namespace, and no sockets but AF_UNIX ones"),
+            IsolationCheck(name="network", ok=True, detail="own namespace, and no sockets but AF_UNIX ones"),
         )
 
     async def limits(self) -> tuple[Enforcement, ...]:

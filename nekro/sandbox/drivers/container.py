@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from broker_config.settings import SandboxSettings
 from nekro.base.tasks import clean_up_timeout
-from nekro.sandbox.driver import Check, Enforcement, Enforcer, ExitStatus, SandboxSpec, Usage
+from nekro.sandbox.driver import Enforcement, Enforcer, ExitStatus, IsolationCheck, SandboxSpec, Usage
 from nekro.sandbox.drivers.bwrap_args import LAYERS_INSIDE
 from nekro.sandbox.drivers.process import expect_hello
 from nekro.sandbox.filter.seccomp import build_filter
@@ -111,23 +111,23 @@ class ContainerDriver:
                 return found
         raise SandboxUnavailableError("no container engine (docker or podman) on PATH; install one")
 
-    async def examine(self) -> tuple[Check, ...]:
+    async def examine(self) -> tuple[IsolationCheck, ...]:
         """Check the engine, its server and the image; remove containers of services that have ended."""
         try:
             engine = self.engine
         except SandboxUnavailableError as exc:
-            return (Check(name="container engine", ok=False, detail=str(exc)),)
+            return (IsolationCheck(name="container engine", ok=False, detail=str(exc)),)
         # Both engines answer this the same way; their `info` and their formats of `ps` differ.
         code, words = await _ask(engine, "ps", "--quiet")
         if code:
             fix = "start the engine, or let this user talk to it (group docker, or rootless podman)"
-            return (Check(name="container engine", ok=False, detail=words, fix=fix),)
+            return (IsolationCheck(name="container engine", ok=False, detail=words, fix=fix),)
         await self._remove_abandoned()
         image = self._settings.container_image
         code, words = await _ask(engine, "image", "inspect", "--format", "{{.Id}}", image)
         return (
-            Check(name="container engine", ok=True, detail=engine),
-            Check(
+            IsolationCheck(name="container engine", ok=True, detail=engine),
+            IsolationCheck(
                 name="container image",
                 ok=code == 0,
                 detail=f"{image} {words[:19]}" if code == 0 else f"{image} is not on this machine",

@@ -9,7 +9,7 @@ import secrets
 from pathlib import Path
 
 from broker_config.settings import SandboxSettings
-from nekro.sandbox.driver import Capability, Check, Sandbox, SandboxDriver, SandboxSpec
+from nekro.sandbox.driver import Capability, IsolationCheck, Sandbox, SandboxDriver, SandboxSpec
 from nekro.sandbox.drivers.bwrap import BwrapDriver
 from nekro.sandbox.drivers.container import ContainerDriver
 from nekro.sandbox.drivers.supervised import LandlockDriver, UnsafeDriver
@@ -41,12 +41,12 @@ async def probe(driver: SandboxDriver, settings: SandboxSettings) -> Capability:
     return Capability(driver=driver.name, checks=(*checks, await _run_once(driver, settings)))
 
 
-async def _run_once(driver: SandboxDriver, settings: SandboxSettings) -> Check:
+async def _run_once(driver: SandboxDriver, settings: SandboxSettings) -> IsolationCheck:
     word = secrets.token_hex(8)
     try:
         user = hold_user(_PROBE_KEY, settings=settings)
     except SandboxError as exc:
-        return Check(name="sandbox run", ok=False, detail=str(exc))
+        return IsolationCheck(name="sandbox run", ok=False, detail=str(exc))
     with user, contextlib.ExitStack() as clean_up:
         base = make_home()
         clean_up.callback(remove_home, base)
@@ -68,17 +68,19 @@ async def _run_once(driver: SandboxDriver, settings: SandboxSettings) -> Check:
             run = SandboxRun(sandbox, request, settings=settings, driver=driver.name, warm=False)
             result = await run.execute(methods={}, dispatch=_no_methods)
         except SandboxError as exc:
-            return Check(name="sandbox run", ok=False, detail=str(exc))
+            return IsolationCheck(name="sandbox run", ok=False, detail=str(exc))
         wrote = spec.shared_dir.joinpath(word).exists()
     if result.stop_type is not StopType.NORMAL or result.output.strip() != word or not wrote:
         detail = (
             f"a sandbox ran and ended with {result.stop_type.name}: {result.error or result.output[:200]!r}"
         )
-        return Check(name="sandbox run", ok=False, detail=detail)
-    return Check(name="sandbox run", ok=True, detail=f"code ran in {result.duration_seconds * 1000:.1f} ms")
+        return IsolationCheck(name="sandbox run", ok=False, detail=detail)
+    return IsolationCheck(
+        name="sandbox run", ok=True, detail=f"code ran in {result.duration_seconds * 1000:.1f} ms"
+    )
 
 
-def _guards_are_blind(sandbox: Sandbox, settings: SandboxSettings) -> Check | None:
+def _guards_are_blind(sandbox: Sandbox, settings: SandboxSettings) -> IsolationCheck | None:
     """Read the sandbox's processes as guards do; None when that works or the kernel enforces all limits.
 
     Needed because the run that follows ends before the first check of its guards.
@@ -88,7 +90,7 @@ def _guards_are_blind(sandbox: Sandbox, settings: SandboxSettings) -> Check | No
     try:
         hold_of_all(sandbox.processes, root=sandbox.spec.shared_dir)
     except OSError as exc:
-        return Check(
+        return IsolationCheck(
             name="sandbox run",
             ok=False,
             detail=f"the processes of a sandbox cannot be read ({exc.strerror}: {exc.filename})",

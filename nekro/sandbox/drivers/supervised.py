@@ -22,7 +22,7 @@ from typing import Final
 from loguru import logger
 
 from broker_config.settings import SandboxSettings
-from nekro.sandbox.driver import Check, Enforcement, SandboxSpec, check_of
+from nekro.sandbox.driver import Enforcement, IsolationCheck, SandboxSpec, check_of
 from nekro.sandbox.drivers.bwrap_args import runner_environment
 from nekro.sandbox.drivers.process import LaunchedRunner, ProcessSandbox, expect_hello, launch
 from nekro.sandbox.filter.seccomp import build_filter, filter_fd
@@ -63,7 +63,7 @@ class _SupervisedDriver:
         )
 
     @cached_property
-    def _cgroups(self) -> tuple[Cgroups | None, Check]:
+    def _cgroups(self) -> tuple[Cgroups | None, IsolationCheck]:
         return find_cgroups(self._settings)
 
     @cached_property
@@ -201,14 +201,14 @@ class LandlockDriver(_SupervisedDriver):
     name = "landlock"
     confines = True
 
-    async def examine(self) -> tuple[Check, ...]:
+    async def examine(self) -> tuple[IsolationCheck, ...]:
         """Check the kernel, the interpreter and the control groups."""
         return await asyncio.to_thread(self._examine)
 
-    def _examine(self) -> tuple[Check, ...]:
+    def _examine(self) -> tuple[IsolationCheck, ...]:
         version = confine.landlock_version()
         return (
-            Check(
+            IsolationCheck(
                 name="landlock",
                 ok=version >= confine.LEAST_LANDLOCK,
                 detail=f"version {version} of the kernel's interface",
@@ -216,7 +216,7 @@ class LandlockDriver(_SupervisedDriver):
             ),
             check_of("interpreter", lambda: self.interpreter.description),
             check_of("seccomp", lambda: f"{len(self._filter) // 8} instructions for {platform.machine()}"),
-            Check(
+            IsolationCheck(
                 name="processes",
                 ok=False,
                 detail="no namespaces: code sees the host's paths, /app/shared is ./shared only",
@@ -233,11 +233,11 @@ class UnsafeDriver(_SupervisedDriver):
     name = "unsafe"
     confines = False
 
-    async def examine(self) -> tuple[Check, ...]:
+    async def examine(self) -> tuple[IsolationCheck, ...]:
         """Check the second switch and the interpreter."""
         accepted = os.environ.get(UNSAFE_SWITCH) == "1"
         return (
-            Check(
+            IsolationCheck(
                 name="unsafe",
                 ok=accepted,
                 detail="code of the LLM runs without isolation"

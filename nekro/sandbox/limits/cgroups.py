@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from broker_config.settings import SandboxSettings
-from nekro.sandbox.driver import Check, Usage
+from nekro.sandbox.driver import IsolationCheck, Usage
 from nekro.sandbox.leftovers import ServiceId, own_id
 from nekro.sandbox.limits import proc_files
 from nekro.sandbox.limits.cgroup_files import (
@@ -285,7 +285,7 @@ class _CgroupsV2(Cgroups):
 
 def find_cgroups(
     settings: SandboxSettings, *, proc: Path = Path("/proc/self")
-) -> tuple[Cgroups | None, Check]:
+) -> tuple[Cgroups | None, IsolationCheck]:
     """Find control groups that this service may write; remove those of services that have ended.
 
     Args:
@@ -305,8 +305,8 @@ def find_cgroups(
             continue
         kept = [limit for limit in ("memory", "swap", "pids", "cpu") if limit not in found.missing]
         detail = f"{found.name} bounds {', '.join(kept)}"
-        return found, Check(name="control groups", ok=True, detail=detail)
-    return None, Check(
+        return found, IsolationCheck(name="control groups", ok=True, detail=detail)
+    return None, IsolationCheck(
         name="control groups",
         ok=False,
         detail="; ".join(reasons),

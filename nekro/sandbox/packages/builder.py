@@ -34,7 +34,7 @@ from nekro.sandbox.models import (
     StubResult,
 )
 from nekro.sandbox.packages.index import IndexGateway
-from nekro.sandbox.packages.layers import Built, LayerStore, Requirement, check_policy, parse_requirement
+from nekro.sandbox.packages.layers import Built, LayerPublisher, Requirement, check_policy, parse_requirement
 from nekro.sandbox.run import SandboxRun
 from nekro.sandbox.users import UserHold, hold_user, make_readable, prepare_directories
 from nekro.wire.values import decode_arguments, encode_value
@@ -91,7 +91,7 @@ def builder_settings(settings: SandboxSettings) -> SandboxSettings:
 class LayerBuilder:
     """Builds layers, one at a time per call of ``build``."""
 
-    def __init__(self, settings: SandboxSettings, driver: SandboxDriver, store: LayerStore) -> None:
+    def __init__(self, settings: SandboxSettings, driver: SandboxDriver, store: LayerPublisher) -> None:
         """
         Args:
             driver: made with ``builder_settings``.
@@ -291,7 +291,7 @@ class PackageService:
             directory: where layers are kept; may be shared by all processes of a host.
         """
         self._settings = settings
-        self._store = LayerStore(directory)
+        self._store = LayerPublisher(directory)
         self._builder = LayerBuilder(builder_settings(settings), driver, self._store)
         self._one_at_a_time = asyncio.Semaphore(1)
         self._builds: dict[str, asyncio.Task[Built]] = {}

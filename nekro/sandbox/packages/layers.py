@@ -38,7 +38,7 @@ from nekro_agent.files.private_files import make_directory, write_private
 
 __all__ = [
     "Built",
-    "LayerStore",
+    "LayerPublisher",
     "Requirement",
     "check_policy",
     "parse_requirement",
@@ -119,7 +119,7 @@ class Built:
     wheels: Mapping[str, str]
 
 
-class LayerStore:
+class LayerPublisher:
     """Reads and publishes layers; safe between processes, as files and layers appear by a rename."""
 
     def __init__(self, root: Path) -> None:

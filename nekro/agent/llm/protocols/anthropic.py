@@ -21,7 +21,7 @@ from nekro.agent.llm.protocols.base import (
     sendable,
     turns,
 )
-from nekro.agent.model import Part, PromptMessage, Role, TextPart
+from nekro.agent.model import Part, PromptMessage, PromptRole, TextPart
 from nekro_agent.services.agent.openai import token_count
 
 __all__ = ["AnthropicProtocol"]
@@ -142,11 +142,11 @@ def _below(base_url: str, path: str) -> str:
     return parts._replace(path=f"{base}{'' if base.endswith('/v1') else '/v1'}{path}").geturl()
 
 
-def _wire_part(part: Part, role: Role) -> dict[str, Any]:
+def _wire_part(part: Part, role: PromptRole) -> dict[str, Any]:
     if isinstance(part, TextPart):
         text = sendable(part.text)
         # The protocol refuses a prompt whose last message ends with blanks.
-        return {"type": "text", "text": text.rstrip() if role is Role.ASSISTANT else text}
+        return {"type": "text", "text": text.rstrip() if role is PromptRole.ASSISTANT else text}
     encoded = encoded_image(part.url)
     if encoded is None:
         return {"type": "image", "source": {"type": "url", "url": sendable(part.url)}}

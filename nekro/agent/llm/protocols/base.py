@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from nekro.agent.llm.attempt import Gathered
-from nekro.agent.model import Part, PromptMessage, Role, TextPart, join_parts
+from nekro.agent.model import Part, PromptMessage, PromptRole, TextPart, join_parts
 from nekro.agent.multimodal import image_data
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "TEMPERATURE",
     "ChatProtocol",
     "Options",
-    "Turn",
+    "RoleMessages",
     "encoded_image",
     "refused",
     "sendable",
@@ -107,14 +107,14 @@ class ChatProtocol(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class RoleMessages:
     """Messages of one role in a row."""
 
-    role: Role
+    role: PromptRole
     parts: tuple[Part, ...]
 
 
-def turns(messages: Iterable[PromptMessage], *, keep_system: bool) -> tuple[str, list[Turn]]:
+def turns(messages: Iterable[PromptMessage], *, keep_system: bool) -> tuple[str, list[RoleMessages]]:
     """Return the system's text and the turns: roles alternate, people begin, and no text is blank.
 
     System messages behind another one are messages of people.
@@ -123,19 +123,19 @@ def turns(messages: Iterable[PromptMessage], *, keep_system: bool) -> tuple[str,
         keep_system: False puts the system's text before the first message of people.
     """
     system: list[str] = []
-    found: list[Turn] = []
+    found: list[RoleMessages] = []
     for message in messages:
         parts = tuple(part for part in message.parts if not isinstance(part, TextPart) or part.text.strip())
-        if message.role is Role.SYSTEM and not found and keep_system:
+        if message.role is PromptRole.SYSTEM and not found and keep_system:
             system += [part.text for part in parts if isinstance(part, TextPart)]
             continue
-        role = Role.ASSISTANT if message.role is Role.ASSISTANT else Role.USER
+        role = PromptRole.ASSISTANT if message.role is PromptRole.ASSISTANT else PromptRole.USER
         if found and found[-1].role is role:
-            found[-1] = Turn(role=role, parts=join_parts((*found[-1].parts, *parts)))
+            found[-1] = RoleMessages(role=role, parts=join_parts((*found[-1].parts, *parts)))
         elif parts:
-            found.append(Turn(role=role, parts=parts))
-    if not found or found[0].role is not Role.USER:
-        found.insert(0, Turn(role=Role.USER, parts=(TextPart(text=_NO_MESSAGE),)))
+            found.append(RoleMessages(role=role, parts=parts))
+    if not found or found[0].role is not PromptRole.USER:
+        found.insert(0, RoleMessages(role=PromptRole.USER, parts=(TextPart(text=_NO_MESSAGE),)))
     return sendable("\n".join(system)), found
 
 

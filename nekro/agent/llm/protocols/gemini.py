@@ -21,7 +21,7 @@ from nekro.agent.llm.protocols.base import (
     sendable,
     turns,
 )
-from nekro.agent.model import Part, PromptMessage, Role, TextPart
+from nekro.agent.model import Part, PromptMessage, PromptRole, TextPart
 from nekro_agent.errors import LLMFilterError
 from nekro_agent.services.agent.openai import token_count
 
@@ -82,7 +82,7 @@ class GeminiProtocol:
         body: dict[str, Any] = {
             "contents": [
                 {
-                    "role": "model" if turn.role is Role.ASSISTANT else "user",
+                    "role": "model" if turn.role is PromptRole.ASSISTANT else "user",
                     "parts": [_wire_part(part) for part in turn.parts],
                 }
                 for turn in found

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from nekro.agent.llm.attempt import Gathered, dict_of, list_of, name_in, unreadable
 from nekro.agent.llm.protocols.base import MAX_TOKENS, SYSTEM, TEMPERATURE, Options, refused, sendable
-from nekro.agent.model import Part, PromptMessage, Role, TextPart
+from nekro.agent.model import Part, PromptMessage, PromptRole, TextPart
 from nekro_agent.services.agent.openai import token_count
 
 __all__ = ["OpenAIProtocol"]
@@ -107,7 +107,7 @@ def _below(base_url: str, path: str) -> str:
 
 def _wire(message: PromptMessage, *, is_system: bool) -> dict[str, Any]:
     """Return a message in the protocol's form; without images a plain string, which every server accepts."""
-    role = message.role if is_system or message.role is not Role.SYSTEM else Role.USER
+    role = message.role if is_system or message.role is not PromptRole.SYSTEM else PromptRole.USER
     if not message.images:
         return {"role": role.value, "content": sendable(message.text)}
     return {"role": role.value, "content": [_wire_part(part) for part in message.parts]}

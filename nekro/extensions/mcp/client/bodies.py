@@ -15,7 +15,16 @@ from mcp_types import INTERNAL_ERROR
 from nekro.extensions.mcp.client.messages import messages_of, request_id_of
 from nekro_agent.durations import DEFER_SECONDS
 
-__all__ = ["Answer", "Bounded", "Event", "EventReader", "Events", "Fate", "TooLargeError", "error_of"]
+__all__ = [
+    "AnswerStream",
+    "Bounded",
+    "EventReader",
+    "Events",
+    "Fate",
+    "ServerSentEvent",
+    "TooLargeError",
+    "error_of",
+]
 
 #: Bytes of an answer that are read at once; then the loop gets time for others.
 _BURST_BYTES: Final = 1 << 20
@@ -48,7 +57,7 @@ class TooLargeError(httpx2.StreamError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
+class ServerSentEvent:
     """One server-sent event, without its name: servers give messages any."""
 
     id: bytes | None
@@ -68,7 +77,7 @@ class EventReader:
         self._retry: bytes | None = None
         self._ends_with_cr = False
 
-    def feed(self, chunk: bytes) -> Iterator[Event]:
+    def feed(self, chunk: bytes) -> Iterator[ServerSentEvent]:
         """Yield the events that a chunk completes.
 
         Raises:
@@ -83,7 +92,7 @@ class EventReader:
             yield from self._end_line()
         self._add(rest)
 
-    def finish(self) -> Iterator[Event]:
+    def finish(self) -> Iterator[ServerSentEvent]:
         """Yield the event that the end of the stream completes."""
         yield from self._end_line()
         yield from self._end_event()
@@ -94,7 +103,7 @@ class EventReader:
         if self._size > self._most_bytes:
             raise TooLargeError(self._most_bytes)
 
-    def _end_line(self) -> Iterator[Event]:
+    def _end_line(self) -> Iterator[ServerSentEvent]:
         line = bytes(self._line)
         self._line.clear()
         if not line:
@@ -114,9 +123,9 @@ class EventReader:
             elif name == b"retry" and value.isdigit():
                 self._retry = value[:9]
 
-    def _end_event(self) -> Iterator[Event]:
+    def _end_event(self) -> Iterator[ServerSentEvent]:
         if self._data or self._id is not None or self._retry is not None:
-            yield Event(id=self._id, retry=self._retry, data=b"\n".join(self._data))
+            yield ServerSentEvent(id=self._id, retry=self._retry, data=b"\n".join(self._data))
         self._data, self._id, self._retry, self._size = [], None, None, 0
 
 
@@ -160,7 +169,7 @@ class Events(httpx2.AsyncByteStream):
         await self._inner.aclose()
 
 
-class Answer(httpx2.AsyncByteStream):
+class AnswerStream(httpx2.AsyncByteStream):
     """The answer to one request as a stream of events, which ends with exactly its own."""
 
     def __init__(
@@ -229,11 +238,11 @@ class Answer(httpx2.AsyncByteStream):
             for event in reader.finish():
                 yield self._own(event)
             return
-        yield self._own(Event(id=None, retry=None, data=bytes(body)))
+        yield self._own(ServerSentEvent(id=None, retry=None, data=bytes(body)))
         if not self._is_answered and not self._strays:
             yield _data(error_of(self._id, self._unreadable(bytes(body)), Fate.UNKNOWN))
 
-    def _own(self, event: Event) -> bytes:
+    def _own(self, event: ServerSentEvent) -> bytes:
         """Return an event without what is not for this request."""
         self._can_resume |= event.id is not None
         passed: list[dict[str, Any]] = []
@@ -272,7 +281,7 @@ def _data(message: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(message).encode() + b"\n\n"
 
 
-def _written(event: Event, messages: list[dict[str, Any]]) -> bytes:
+def _written(event: ServerSentEvent, messages: list[dict[str, Any]]) -> bytes:
     """Return messages as events; the id and the pause of the event they came with are kept."""
     head = b"" if event.id is None else b"id: " + event.id + b"\n"
     head += b"" if event.retry is None else b"retry: " + event.retry + b"\n"

@@ -22,7 +22,7 @@ from nekro.sandbox.programs import Confinement
 from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import NekroError
 
-__all__ = ["Connection", "OpenSession", "Opened"]
+__all__ = ["OpenSession", "Opened", "ServerConnection"]
 
 #: After a session that lasted so long, a restart has no pause.
 _LASTED_SECONDS: Final = 10.0
@@ -61,7 +61,7 @@ class Opened:
 OpenSession = Callable[[bool], contextlib.AbstractAsyncContextManager[Opened]]
 
 
-class Connection:
+class ServerConnection:
     """Keeps one session; several calls use it at the same time."""
 
     def __init__(

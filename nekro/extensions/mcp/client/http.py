@@ -20,7 +20,7 @@ from mcp.client.streamable_http import MCP_SESSION_ID
 from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 from mcp_types import INTERNAL_ERROR
 
-from nekro.extensions.mcp.client.bodies import Answer, Bounded, Events, Fate, error_of
+from nekro.extensions.mcp.client.bodies import AnswerStream, Bounded, Events, Fate, error_of
 from nekro.extensions.mcp.client.faults import refusal_of
 from nekro.extensions.mcp.client.messages import request_id_of
 from nekro.extensions.mcp.declarations import OAuth, resolve
@@ -159,7 +159,7 @@ class _Transport(httpx2.AsyncBaseTransport):
                 self._given_up.append(key)
             self._open.discard(key)
 
-        answer = Answer(
+        answer = AnswerStream(
             stream,
             request_id=request_id,
             kind=kind,

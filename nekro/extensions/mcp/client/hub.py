@@ -32,7 +32,7 @@ from nekro_agent.schemas.agent_ctx import AgentCtx
 
 if TYPE_CHECKING:
     from broker_config.settings import Settings
-    from nekro.extensions.mcp.client.connection import Connection, Opened
+    from nekro.extensions.mcp.client.connection import Opened, ServerConnection
     from nekro.extensions.mcp.client.faults import ServerFault
     from nekro.extensions.mcp.client.session import Exchange, McpSession
     from nekro.extensions.mcp.client.tools import Listing
@@ -213,7 +213,7 @@ class ServerHub:
             at_loop_close(self.close, seconds=_CLOSE_SECONDS, what="MCP servers")
         return own
 
-    async def _connection(self, own: _Loop, server: McpServer) -> Connection:
+    async def _connection(self, own: _Loop, server: McpServer) -> ServerConnection:
         """Return the connection with a server; one of a former declaration is closed. Needs the lock."""
         digest = server.digest
         known = own.connections.get(server.name)
@@ -225,8 +225,8 @@ class ServerHub:
         own.connections[server.name] = (digest, connection)
         return connection
 
-    def _new_connection(self, server: McpServer) -> Connection:
-        from nekro.extensions.mcp.client.connection import Connection
+    def _new_connection(self, server: McpServer) -> ServerConnection:
+        from nekro.extensions.mcp.client.connection import ServerConnection
 
         hide = redactor_of(_declared(server))
         is_stdio = _declared(server).is_stdio
@@ -251,7 +251,7 @@ class ServerHub:
                 except StorageError as exc:  # as above
                     logger.bind(server=server.name, error=str(exc)).warning("mcp_listing_not_recorded")
 
-        return Connection(
+        return ServerConnection(
             server.name,
             lambda first: (
                 self._open_stdio(server, hide, first) if is_stdio else self._open_http(server, hide, first)
@@ -384,7 +384,7 @@ class _Loop:
 
     def __init__(self) -> None:
         #: Server name → digest of its declaration, connection.
-        self.connections: dict[str, tuple[str, Connection]] = {}
+        self.connections: dict[str, tuple[str, ServerConnection]] = {}
         self.holders: dict[str, set[object]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 

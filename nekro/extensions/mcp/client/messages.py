@@ -27,7 +27,7 @@ from nekro.base.plain import encodable
 
 __all__ = [
     "VALUE",
-    "Dispatcher",
+    "ClientDispatcher",
     "messages_of",
     "request_id_of",
     "said_code",
@@ -206,7 +206,7 @@ _NOT_CACHED: Final[Mapping[str, Any]] = {"ttlMs": 0, "cacheScope": "private"}
 _HEADER_KEY: Final = "x-mcp-header"
 
 
-class Dispatcher(JSONRPCDispatcher[TransportContext]):
+class ClientDispatcher(JSONRPCDispatcher[TransportContext]):
     """The SDK's dispatcher, whose results the SDK's session always accepts."""
 
     def __init__(self, read_stream: Any, write_stream: Any) -> None:

@@ -48,7 +48,7 @@ from pydantic import TypeAdapter, ValidationError
 from nekro.base.tasks import end_tasks
 from nekro.extensions.mcp.client.bodies import Fate
 from nekro.extensions.mcp.client.faults import ServerFault, fault_of
-from nekro.extensions.mcp.client.messages import VALUE, Dispatcher
+from nekro.extensions.mcp.client.messages import VALUE, ClientDispatcher
 from nekro.extensions.mcp.client.tools import HEADER_FAULT, Listing, line
 
 __all__ = ["Exchange", "McpSession"]
@@ -128,7 +128,7 @@ class McpSession:
             asks: whether the server learns that it may ask a person.
         """
         self._name, self._hide, self._initialize_first = name, hide, initialize_first
-        self._dispatcher = Dispatcher(*streams)
+        self._dispatcher = ClientDispatcher(*streams)
         self._session = ClientSession(
             dispatcher=self._dispatcher,
             sampling_callback=self._on_sampling if samples else None,

@@ -27,7 +27,7 @@ from nekro_client.models import Problem
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-    from nekro.extensions.mcp.server.server import McpServer
+    from nekro.extensions.mcp.server.server import FleetMcpServer
 
 __all__ = ["McpEndpoint", "router"]
 
@@ -62,7 +62,7 @@ class McpEndpoint(Running):
         self._services, self._hub = services, hub
         self._settings = services.settings.gateway
         self._sessions = Sessions(resolve_signing_key(services.settings).get_secret_value())
-        self._server: McpServer | None = None
+        self._server: FleetMcpServer | None = None
         self._manager: StreamableHTTPSessionManager | None = None
         self._running: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
@@ -114,11 +114,11 @@ class McpEndpoint(Running):
             from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
             from nekro.extensions.mcp.server.calls import run_on_workers
-            from nekro.extensions.mcp.server.server import McpServer
+            from nekro.extensions.mcp.server.server import FleetMcpServer
         except ImportError as exc:
             detail = "this gateway has no MCP SDK; install it with `pip install 'nekro-workers[mcp]'`"
             raise RefusedError(HTTPStatus.NOT_IMPLEMENTED, "mcp_missing", detail) from exc
-        self._server = McpServer(self._services, self._hub, _caller_of_context, run=run_on_workers)
+        self._server = FleetMcpServer(self._services, self._hub, _caller_of_context, run=run_on_workers)
         manager = StreamableHTTPSessionManager(
             self._server.sdk, stateless=True, max_request_body_size=self._settings.body_bytes
         )

@@ -43,14 +43,14 @@ from nekro.extensions.mcp.server.callers import Caller
 from nekro.extensions.mcp.server.calls import CodeRun, request_digest
 from nekro.extensions.mcp.server.methods import code_guide, find_methods, input_schema
 from nekro.extensions.mcp.server.results import Report, data_result, error_result, failure_text, reported
-from nekro.extensions.mcp.server.subscriptions import Changes
+from nekro.extensions.mcp.server.subscriptions import ListeningClients
 from nekro.gateway.streams.hub import EventHub
 from nekro.operations.actor import RefusedError, Scope
 from nekro.plugins.entries import MethodEntry
 from nekro.wire.invocation import new_id
 from nekro_agent.errors import ArgumentError, MethodNotFoundError, NekroError, NotFoundError, PluginError
 
-__all__ = ["McpServer"]
+__all__ = ["FleetMcpServer"]
 
 T = TypeVar("T")
 Context: TypeAlias = "ServerRequestContext[Any]"
@@ -74,7 +74,7 @@ _WRITE_CODE: Final = Prompt(
 )
 
 
-class McpServer:
+class FleetMcpServer:
     """The server of one process."""
 
     def __init__(
@@ -88,7 +88,7 @@ class McpServer:
             run: runs code.
         """
         self._services, self._hub, self._caller_of, self._run = services, hub, caller_of, run
-        self.changes = Changes(services, hub, caller_of)
+        self.changes = ListeningClients(services, hub, caller_of)
         #: Requests of tools in sessions, by the ids of their calls.
         self._running: dict[str, anyio.CancelScope] = {}
         self.sdk: Server[Any] = Server(

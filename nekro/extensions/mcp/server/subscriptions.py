@@ -34,7 +34,7 @@ from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import NekroError
 from nekro_client.models import EventType
 
-__all__ = ["Changes"]
+__all__ = ["ListeningClients"]
 
 #: Histories that one client may watch.
 _MOST_URIS: Final = 16
@@ -42,7 +42,7 @@ _MESSAGES: Final = (EventType.MESSAGE_RECEIVED, EventType.MESSAGE_SENT, EventTyp
 _LISTS: Final = (EventType.FILE_SENT, EventType.JOB_STARTED, EventType.JOB_ENDED)
 
 
-class Changes:
+class ListeningClients:
     """Serves the listening clients of one process."""
 
     def __init__(
