@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Final
 
-import redis
-
 from broker_config.app import NekroApp
 from broker_config.keys import Keys
 from broker_config.redis_endpoint import RedisEndpoint
+from broker_config.redis_library import redis
 from broker_config.topology import DRAIN_TASK, JOB_TASK
 from broker_config.urls import is_redis
 from nekro.broker.celery.tasks import admit, delivered_from

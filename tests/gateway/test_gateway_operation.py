@@ -311,6 +311,12 @@ async def test_dead_letters_are_listed_by_page_while_others_are_added(
         # One that is far from the newest is found by its id.
         assert (await api.get(f"dead-letters/{seen[44]}")).json()["reason"] == "refused 0"
         assert (await api.get(f"dead-letters/{seen[29]}")).status_code == 200
+        # A page of the letters whose ids begin with a text looks at as many as its limit says.
+        query = {"id": seen[44][:12], "limit": "200"}
+        (found,) = (await api.get("dead-letters", params=query)).json()["items"]
+        assert found["id"] == seen[44]
+        page = (await api.get("dead-letters", params={**query, "limit": "10"})).json()
+        assert page["items"] == [] and page["next_cursor"]
         assert (await api.delete(f"dead-letters/{seen[29]}")).status_code == 200
         refused = await api.get("dead-letters", params={"cursor": "x"})
         assert (refused.status_code, refused.json()["code"]) == (422, "cursor_invalid")
