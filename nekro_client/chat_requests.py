@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nekro_client.models import (
     ChatBody,
+    ChatPlugin,
+    ChatPluginBody,
+    ChatPluginState,
     ChatSummary,
     FileInfo,
     GivenTitle,
@@ -82,6 +85,24 @@ class ChatRequests:
         params = {"cursor": cursor, "limit": limit}
         return operation("GET", f"/chats/{segment(self.key)}/rounds", Page[Round], params=params)
 
+    @whole_list
+    def plugins(self) -> Operation[Page[ChatPlugin]]:
+        """Return the plugins that may sleep, as they are in the next turn."""
+        return operation("GET", f"/chats/{segment(self.key)}/plugins", Page[ChatPlugin])
+
+    @request
+    def set_plugin(
+        self, plugin_key: str, *, is_awake: bool, turns: int | None = None
+    ) -> Operation[ChatPluginState]:
+        """Wake a plugin from the next turn on, or let it sleep.
+
+        Args:
+            turns: for how many turns it is woken; None: without a limit.
+        """
+        path = f"/chats/{segment(self.key)}/plugins/{segment(plugin_key)}"
+        body = ChatPluginBody(is_awake=is_awake, turns=turns)
+        return operation("PUT", path, ChatPluginState, body=body)
+
     @request
     def stream_ticket(self) -> Operation[StreamTicket]:
         """Return a path with which a browser's ``EventSource`` reads the events, for some minutes."""
@@ -128,28 +149,44 @@ class FileRequests:
         return operation("GET", f"/chats/{segment(self._chat_key)}/files", Page[FileInfo])
 
     @request
+    def find(self, path: str) -> Operation[FileInfo]:
+        """Return the file of a path as sandboxed code may write it, such as ``chart.png``."""
+        kind = f"/chats/{segment(self._chat_key)}/file-info"
+        return operation("GET", kind, FileInfo, params={"path": path})
+
+    @request
     def upload(
-        self, source: Path | str | bytes, *, name: str | None = None, media_type: str | None = None
+        self,
+        source: Path | str | bytes,
+        *,
+        name: str | None = None,
+        media_type: str | None = None,
+        path: str | None = None,
+        replace: bool = False,
     ) -> Operation[FileInfo]:
         """Store a file in the chat's uploads; a path is sent in pieces.
 
         Args:
             source: path of this host, or the content itself, which needs a name.
             media_type: None guesses it from the name.
+            path: where to store it instead, as sandboxed code writes it; one that ends in ``/`` is a
+                directory. It replaces a file of its name. This needs a key with the scope ``admin``.
+            replace: whether a file of its name is replaced, if the key has the scope ``admin``.
 
         Raises:
             OSError: the file cannot be read.
             ConflictError: another file has the name.
         """
-        return self._put(Upload.of(source, name=name, media_type=media_type))
+        params = {"path": path, "replace": "true" if replace else None}
+        return self._put(Upload.of(source, name=name, media_type=media_type), params)
 
     @request
     def delete(self, file_id: str) -> Operation[None]:
         """Remove a file; messages keep its name."""
         return operation("DELETE", self._path(file_id), None)
 
-    def _put(self, upload: Upload) -> Operation[FileInfo]:
-        return operation("PUT", self._path(upload.name), FileInfo, upload=upload)
+    def _put(self, upload: Upload, params: Mapping[str, str | None] | None = None) -> Operation[FileInfo]:
+        return operation("PUT", self._path(upload.name), FileInfo, upload=upload, params=params)
 
     def _path(self, name: str) -> str:
         return f"/chats/{segment(self._chat_key)}/files/{segment(name)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime
+from typing import Literal
 
 from pydantic import JsonValue
 
@@ -11,13 +12,18 @@ from nekro_client.models import (
     Act,
     Call,
     CallBody,
+    CatalogueState,
     ChatSummary,
     Command,
     CommandBody,
     CommandResult,
     CostGroup,
     Costs,
+    LaneBody,
+    LaneState,
     Level,
+    McpReply,
+    McpReplyBody,
     McpServer,
     McpServerBody,
     McpTrial,
@@ -177,6 +183,25 @@ class ClientRequests:
         """Return the methods that code may call."""
         return operation("GET", "/methods", Page[Method])
 
+    @request
+    def catalogue(self) -> Operation[CatalogueState]:
+        """Return of what the lists of methods, commands and plugins are, and what is wrong with them."""
+        return operation("GET", "/catalogue", CatalogueState)
+
+    @request
+    def set_lane(self, name: str, lane: Literal["methods", "long", "pinned"]) -> Operation[LaneState]:
+        """Set the lane of a method, or run a whole plugin in one process of the fleet.
+
+        Args:
+            name: of a method, or the key of a plugin for ``pinned``.
+        """
+        return operation("PUT", f"/lanes/{segment(name)}", LaneState, body=LaneBody(lane=lane))
+
+    @request
+    def clear_lane(self, name: str) -> Operation[LaneState]:
+        """Return a method or a plugin to the lane of its code."""
+        return operation("DELETE", f"/lanes/{segment(name)}", LaneState)
+
     @whole_list
     def plugins(self) -> Operation[Page[Plugin]]:
         """Return the plugins, also those that failed to load."""
@@ -210,6 +235,22 @@ class ClientRequests:
     def test_mcp_server(self, name: str) -> Operation[McpTrial]:
         """Connect with an MCP server on the worker that uses it; ``error`` is None if it works."""
         return operation("POST", f"/mcp/servers/{segment(name)}/test", McpTrial, wait_seconds=60)
+
+    @request
+    def answer_mcp_question(
+        self,
+        question_id: str,
+        *,
+        action: Literal["accept", "decline"],
+        content: Mapping[str, JsonValue] | None = None,
+    ) -> Operation[McpReply]:
+        """Answer a question of an MCP server, or decline to; the call that asks continues.
+
+        Args:
+            content: values by the names of the question's fields; ``""`` names the only one.
+        """
+        body = McpReplyBody(action=action, content=None if content is None else dict(content))
+        return operation("POST", f"/mcp/questions/{segment(question_id)}/answer", McpReply, body=body)
 
     @request
     def plugin_config(self, key: str) -> Operation[PluginConfig]:

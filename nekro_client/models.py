@@ -37,8 +37,12 @@ __all__ = [
     "Body",
     "Call",
     "CallBody",
+    "CatalogueState",
     "ChatBody",
     "ChatKey",
+    "ChatPlugin",
+    "ChatPluginBody",
+    "ChatPluginState",
     "ChatSummary",
     "ConsoleLogin",
     "ConsoleSession",
@@ -57,6 +61,10 @@ __all__ = [
     "JobLogEntry",
     "KeyBody",
     "KeyScope",
+    "LaneBody",
+    "LaneState",
+    "McpReply",
+    "McpReplyBody",
     "McpServer",
     "McpServerBody",
     "McpTool",
@@ -952,6 +960,39 @@ class Plugin(Answer):
     is_enabled: bool = True
     #: What workers serve of it, the version that callers see first.
     versions: list[PluginVersion] = []
+    #: Its file on the hosts of the workers; None for keys, which only the local one sees.
+    path: str | None = None
+
+
+class CatalogueState(Answer):
+    """Of what the lists of methods, commands and plugins are, and what is wrong with them."""
+
+    #: Whether workers are live.
+    is_live: bool
+    #: What is listed while no worker is live; "" otherwise.
+    note: str = ""
+    #: Plugins that differ between workers or that some of them failed to load; settings without effect.
+    warnings: list[str] = []
+    #: Names of methods and commands that do not mean what their plugin intends.
+    name_warnings: list[str] = []
+
+
+class LaneBody(Body):
+    """The lane of a method, or of a whole plugin."""
+
+    #: ``methods`` or ``long`` for a method; ``pinned`` runs a plugin in one process of the fleet.
+    lane: Literal["methods", "long", "pinned"]
+
+
+class LaneState(Answer):
+    """An operator's decision about a lane."""
+
+    #: Task of the method, or key of the plugin.
+    name: str
+    #: None: the one of the plugin's code.
+    lane: str | None = None
+    #: Whether this request changed it.
+    is_changed: bool
 
 
 class PluginConfig(Answer):
@@ -976,6 +1017,35 @@ class PluginState(Answer):
 
     key: str
     is_enabled: bool
+    #: Whether this request changed it.
+    is_changed: bool
+
+
+class ChatPlugin(Answer):
+    """A plugin that may sleep, in the next turn of a chat."""
+
+    key: str
+    name: str
+    is_awake: bool
+    #: None: it is asleep, or awake without a limit.
+    turns_left: int | None = None
+    #: What prompts show of it while it is asleep.
+    brief: str
+
+
+class ChatPluginBody(Body):
+    """Whether a plugin is awake in a chat."""
+
+    is_awake: bool
+    #: For how many turns it is woken; None: without a limit.
+    turns: int | None = Field(None, ge=1)
+
+
+class ChatPluginState(Answer):
+    """An operator's decision about a plugin in a chat."""
+
+    key: str
+    is_awake: bool
     #: Whether this request changed it.
     is_changed: bool
 
@@ -1025,6 +1095,21 @@ class McpServerBody(Body):
     #: As an entry of ``mcp.json``: ``{"command", "args", "env"}`` or ``{"url", "headers"}``, and ``nekro``.
     declaration: dict[str, PlainJson]
     is_enabled: bool = True
+
+
+class McpReplyBody(Body):
+    """A person's answer to a question of an MCP server."""
+
+    action: Literal["accept", "decline"]
+    #: Values by the names of the fields of the question; ``""`` names the only one.
+    content: dict[str, PlainJson] | None = None
+
+
+class McpReply(Answer):
+    """An answer that was passed on."""
+
+    #: The call that asks.
+    call_id: str
 
 
 class McpTool(Answer):

@@ -24,7 +24,7 @@ from storage.caller_reads import lane_overrides, read_snapshots, read_workers, s
 if TYPE_CHECKING:
     from nekro.app.background import BackgroundLoop
     from nekro.plugins.lanes import LaneChooser
-    from storage.caller_reads import PublishedWorker, ServedPlugin, Snapshot
+    from storage.caller_reads import LaneOverride, PublishedWorker, ServedPlugin, Snapshot
     from storage.engine import Database
 
 __all__ = [
@@ -45,6 +45,10 @@ __all__ = [
 _DIGEST_CHARS: Final = 8
 
 _NOT_LOADED: Final = (PluginStatus.FAILED, PluginStatus.STARTING)
+_SERVED: Final = "this is what the last ones served"
+_NOT_SERVED: Final = (
+    "start `nekro worker --lane methods`; `nekro plugins --load` lists the plugins of this host"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +74,10 @@ class FleetCatalogue:
     plugins: tuple[PluginEntry, ...] = ()
     #: Every version by the plugin's key, the one that callers see first.
     versions: Mapping[str, tuple[ServedVersion, ...]]
+    #: Settings without effect, if this process imported the plugins.
+    warnings: tuple[str, ...] = ()
+    #: What it is while no worker is live.
+    note: str = _NOT_SERVED
 
     def differences(self) -> list[str]:
         """Return a line for each plugin that differs between workers, or that some of them failed to load."""
@@ -147,6 +155,7 @@ class CatalogueReader:
             is_live=is_live,
             plugins=tuple(found[0].entry for found in sorted_versions.values()),
             versions=sorted_versions,
+            note=_SERVED if sorted_versions else _NOT_SERVED,
         )
 
 
@@ -267,11 +276,17 @@ class LaneOverrides:
         self._background = background
         self._lanes = lanes
         self._read_at: float | None = None
+        #: By task, or by key of a plugin, as they were read last.
+        self.current: Mapping[str, LaneOverride] = {}
 
-    async def refresh(self) -> None:
-        """Read the overrides of the database; routes stay unchanged while the database is unavailable."""
+    async def refresh(self, *, at_once: bool = False) -> None:
+        """Read the overrides of the database; routes stay unchanged while the database is unavailable.
+
+        Args:
+            at_once: read them also if they were read within a second.
+        """
         now = time.monotonic()
-        if self._read_at is not None and now - self._read_at < FRESH_SECONDS:
+        if not at_once and self._read_at is not None and now - self._read_at < FRESH_SECONDS:
             return
         self._read_at = now
         try:
@@ -280,6 +295,7 @@ class LaneOverrides:
         except StorageError as exc:
             logger.bind(error=str(exc)).warning("lane_overrides_not_read")
             return
+        self.current = overrides
         lanes = {name: override.lane for name, override in overrides.items()}
         self._on_pinned(name for name, lane in lanes.items() if lane == Lane.PINNED.value)
         self._lanes.update_overrides(lanes)
@@ -299,8 +315,7 @@ class LaneOverrides:
             is_pinned = await transaction.lane_overrides.set_by_watchdog(
                 plugin_key, lane=Lane.PINNED, reason=reason
             )
-        self._read_at = None
-        await self.refresh()
+        await self.refresh(at_once=True)
         return is_pinned
 
     async def _move(self, method: str, reason: str) -> None:

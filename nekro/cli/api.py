@@ -15,6 +15,7 @@ from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:
     from nekro.app.services import Services
+    from nekro.cli.local_api import LocalServices
     from nekro_client import AsyncClient
     from nekro_client.models import Page
 
@@ -71,12 +72,19 @@ def is_over_gateway() -> bool:
 
 @asynccontextmanager
 async def open_api(
-    deps: Deps, *, system: SystemNeed | None = None, asks_up: bool = False
+    deps: Deps,
+    *,
+    system: SystemNeed | None = None,
+    services: Callable[[Settings], LocalServices] | None = None,
+    here: Mapping[str, Any] = {},
+    asks_up: bool = False,
 ) -> AsyncIterator[AsyncClient]:
     """Open the API.
 
     Args:
         system: what the command needs besides the gateway's rows; None: services open when they are used.
+        services: makes the services of operations in this process, where ``system`` is None.
+        here: as for ``open_system_api``.
         asks_up: whether `nekro up` on the data directory is asked, if it serves the API: for commands that
             start slower with the libraries of the database than with the client.
 
@@ -84,7 +92,7 @@ async def open_api(
         NekroError: the API refused a request inside the block.
     """
     if system is not None:
-        async with open_system_api(deps, system) as opened:
+        async with open_system_api(deps, system, here=here) as opened:
             yield opened.api
         return
     url = None if is_over_gateway() or not asks_up else gateway_of_up(deps.load_settings())
@@ -94,9 +102,9 @@ async def open_api(
         return
     from nekro.cli.local_api import LocalServices, local_api, refusals
 
-    async with LocalServices(deps.load_settings()) as services:
+    async with (services or LocalServices)(deps.load_settings()) as own:
         with refusals():
-            yield local_api(services)
+            yield local_api(own, here)
 
 
 @asynccontextmanager

@@ -65,8 +65,7 @@ class Deps:
 class CommandModule(Protocol):
     """The interface of each module in ``nekro.cli.commands``.
 
-    A command that works over a gateway, too, asks ``nekro.cli.api`` (``OVER_API`` of ``nekro.cli.main``), or
-    its module has ``run_over_gateway``, which is like ``run``.
+    A command that works over a gateway, too, asks ``nekro.cli.api`` (``OVER_API`` of ``nekro.cli.main``).
     """
 
     #: Frozen dataclass; each field is declared with ``arg``.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -15,18 +16,23 @@ from nekro.cli.command import operator
 from nekro.cli.gateway_client import error_of
 from nekro.cli.local_events import chat_events
 from nekro.cli.local_operations import CHAT, OPERATIONS, Operation
+from nekro_agent.errors import StorageError
+from storage.caller_reads import find_chat
 
 if TYPE_CHECKING:
     from broker_config.app import NekroApp
     from nekro.app.chats.attachments import FileIds
+    from nekro.app.chats.files import ChatFiles
     from nekro.app.services import Services
     from nekro.operations.actor import Actor
     from nekro.wire.invocation import Signer
+    from nekro_agent.ports import ChatInfo
     from nekro_client import AsyncClient
     from nekro_client.models import Event
     from storage.engine import Database
+    from storage.files import DataAreas, UploadAreas
 
-__all__ = ["LocalServices", "local_api", "refusals"]
+__all__ = ["LocalServices", "follow_shared_time", "local_api", "open_database", "refusals"]
 
 
 class LocalServices:
@@ -66,10 +72,40 @@ class LocalServices:
     @shared_property
     def file_ids(self) -> FileIds:
         """Ids of chats' files."""
-        from broker_config.embedded import resolve_signing_key
         from nekro.app.chats.attachments import FileIds
 
-        return FileIds(resolve_signing_key(self.settings).get_secret_value())
+        return FileIds(self._signing_key)
+
+    def files_of(self, chat: ChatInfo) -> ChatFiles:
+        """Return the files of a chat; its methods block."""
+        from nekro.app.chats.files import ChatFiles
+
+        return ChatFiles(self.settings, self._areas, chat)
+
+    async def chat(self, chat_key: str) -> ChatInfo:
+        """Return a chat's row, created if it is new."""
+        async with self.database.read() as transaction:
+            known = await find_chat(transaction.connection, chat_key)
+        return await self._services.chat(chat_key) if known is None else known
+
+    @shared_property
+    def _signing_key(self) -> str:
+        from broker_config.embedded import make_data_dir, resolve_signing_key
+
+        make_data_dir(self.settings)
+        return resolve_signing_key(self.settings).get_secret_value()
+
+    @shared_property
+    def _areas(self) -> DataAreas:
+        from storage.files import DataAreas
+
+        return DataAreas(self.settings.data_dir, uploads=self._upload_areas)
+
+    @shared_property
+    def _upload_areas(self) -> UploadAreas:
+        from storage.files import UploadAreas
+
+        return UploadAreas(self.settings.database, self.settings.data_dir, key=self._signing_key)
 
     @shared_property
     def app(self) -> NekroApp:
@@ -82,10 +118,9 @@ class LocalServices:
     @shared_property
     def signer(self) -> Signer:
         """Signs and verifies invocations."""
-        from broker_config.embedded import resolve_signing_key
         from nekro.wire.invocation import Signer
 
-        return Signer.from_text(resolve_signing_key(self.settings).get_secret_value())
+        return Signer.from_text(self._signing_key)
 
     @shared_property
     def _services(self) -> Services:
@@ -107,6 +142,8 @@ class LocalServices:
             await self._services.close()
         if "app" in vars(self):
             await asyncio.to_thread(self.app.close)
+        if "_upload_areas" in vars(self):
+            self._upload_areas.dispose()
         if "database" in vars(self):
             await self.database.dispose()
 
@@ -189,3 +226,33 @@ async def _run(operation: Operation, actor: Actor, *args: Any, **given: Any) -> 
         answer = await operation.call(actor, *args, **given, cursor=answer.next_cursor)
         items += answer.items
     return items
+
+
+@asynccontextmanager
+async def open_database(settings: Settings) -> AsyncIterator[Database]:
+    """Open the database; it is closed at the end.
+
+    Raises:
+        StorageUnavailableError: it does not answer, or is not migrated.
+    """
+    from storage.engine import Database
+    from storage.migrate import require_schema
+
+    async with Database(settings.database, settings.data_dir) as database:
+        await require_schema(database, refuses_pooler=False)
+        yield database
+
+
+def follow_shared_time(settings: Settings) -> None:
+    """Make this process use the database's clock; when the database does not answer, the host's is used.
+
+    For commands that write or compare timestamps of the system without opening the services. Blocks.
+    """
+    from storage.engine import Database, follow_database_clock
+
+    async def follow() -> None:
+        async with Database(settings.database, settings.data_dir) as database:
+            with contextlib.suppress(StorageError):
+                await follow_database_clock(database)
+
+    asyncio.run(follow())

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nekro_agent.ports import IncomingMessage
     from nekro_client.models import FileInfo, NewPart, PostedMessage
 
-__all__ = ["download_file", "send_message", "store_file"]
+__all__ = ["download_file", "send_message", "store_file", "upload_file"]
 
 
 async def send_message(
@@ -58,6 +58,23 @@ async def store_file(actor: Actor, chat_key: str, source: Path | str) -> FileInf
     area = services.files_of(await services.chat(chat_key))
     stored = await asyncio.to_thread(area.add_file, Path(source))
     return file_info(services.file_ids, chat_key, stored)
+
+
+async def upload_file(
+    actor: Actor,
+    chat_key: str,
+    source: Path,
+    *,
+    name: str | None = None,
+    media_type: str | None = None,
+    path: str | None = None,
+    replace: bool = False,
+) -> FileInfo:
+    """Store a file of this host in either area of a chat; for the arguments see ``AsyncFiles.upload``."""
+    from nekro.operations.files import put_file
+
+    with source.open("rb") as file:
+        return await put_file(actor, chat_key, name or source.name, file, path=path, replaces=replace)
 
 
 async def download_file(actor: Actor, chat_key: str, file_id: str, target: Path | str | BinaryIO) -> int:

@@ -13,11 +13,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from nekro.cli.gateway_client import invalid
-from nekro.cli.local_chats import download_file, send_message, store_file
+from nekro.cli.local_chats import download_file, send_message, store_file, upload_file
 from nekro.cli.local_events import ended_turn, last_event_number
+from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:
     from nekro.operations.actor import Actor
+    from nekro_client.models import CommandBody, CommandResult, PluginState
 
 __all__ = ["CHAT", "OPERATIONS", "Operation"]
 
@@ -26,7 +28,8 @@ __all__ = ["CHAT", "OPERATIONS", "Operation"]
 class Operation:
     """An operation, and how it answers a method of the client."""
 
-    #: As ``module.function`` of ``nekro.operations``, imported at first use; or a function of an actor.
+    #: As ``module.function`` of ``nekro.operations``, or with the path of an extension's module, imported at
+    #: first use; or a function of an actor.
     target: str | Callable[..., Awaitable[Any]]
     #: Name of the model that the keywords become the fields of (``nekro_client.models``); "": of none.
     body: str = ""
@@ -42,8 +45,9 @@ class Operation:
         """The function of an actor."""
         if not isinstance(self.target, str):
             return self.target
-        module, _, name = self.target.partition(".")
-        found: Callable[..., Awaitable[Any]] = getattr(import_module(f"nekro.operations.{module}"), name)
+        module, _, name = self.target.rpartition(".")
+        path = module if module.startswith("nekro.") else f"nekro.operations.{module}"
+        found: Callable[..., Awaitable[Any]] = getattr(import_module(path), name)
         return found
 
     @property
@@ -135,9 +139,45 @@ _TURNS: Final[_Table] = {
     },
 }
 
-_CATALOGUE: Final[_Table] = {}
 
-_RUNS: Final[_Table] = {}
+async def _enable_plugin(actor: Actor, key: str, *, is_enabled: bool = True) -> PluginState:
+    from nekro.operations.catalogue import disable_plugin, enable_plugin
+
+    services: Any = actor.services
+    await services.look_for(key)
+    return await (enable_plugin if is_enabled else disable_plugin)(actor, key)
+
+
+#: The services are ``nekro.cli.views.catalogue.CatalogueServices``; lists do without a database.
+_CATALOGUE: Final[_Table] = {
+    "catalogue": _of("catalogue.get_catalogue", needs_database=False),
+    "methods": _of("catalogue.list_methods", is_whole=True, needs_database=False),
+    "commands": _of("catalogue.list_commands", is_whole=True, needs_database=False),
+    "plugins": _of("catalogue.list_plugins", is_whole=True, needs_database=False),
+    "set_lane": _of("catalogue.put_lane", "LaneBody"),
+    "clear_lane": _of("catalogue.delete_lane"),
+    "enable_plugin": _of(_enable_plugin),
+}
+
+
+async def _run_command(actor: Actor, body: CommandBody) -> CommandResult:
+    from nekro.cli.services.presence import awaited_with_workers
+    from nekro.operations.calls import run_command
+
+    services = actor.services
+    return await awaited_with_workers(run_command(actor, body), lambda: services.app, lane=Lane.METHODS.value)
+
+
+_RUNS: Final[_Table] = {"command": _of(_run_command, "CommandBody")}
+
+
+_FILES: Final[_Table] = {
+    "list": _of("files.list_files", is_whole=True),
+    "find": _of("files.get_file_info"),
+    "upload": _of(upload_file),
+    "store": _of(store_file),
+    "download": _of(download_file),
+}
 
 #: Operations, or tables of them, by the names of the client's attributes.
 OPERATIONS: Final[_Table] = {**_WORK, **_FLEET, **_ACCOUNTS, **_TURNS, **_CATALOGUE, **_RUNS}
@@ -153,9 +193,7 @@ CHAT: Final[_Table] = {
     "cancel": _of("chats.cancel_chat"),
     "reset": _of("chats.reset_chat"),
     "last_event_number": _of(last_event_number),
-    "files": {
-        "list": _of("files.list_files", is_whole=True),
-        "store": _of(store_file),
-        "download": _of(download_file),
-    },
+    "plugins": _of("catalogue.list_chat_plugins", is_whole=True),
+    "set_plugin": _of("catalogue.put_chat_plugin", "ChatPluginBody"),
+    "files": _FILES,
 }

@@ -36,6 +36,11 @@ class CliCommand:
     path: str = ""
 
     @property
+    def works_over_api(self) -> bool:
+        """Whether it asks the API, here or over a gateway (``nekro.cli.api``)."""
+        return self.name in OVER_API or bool(self.extension)
+
+    @property
     def module(self) -> CommandModule:
         """The module that declares and runs the command."""
         return cast("CommandModule", importlib.import_module(self.path or f"nekro.cli.commands.{self.name}"))
@@ -43,7 +48,7 @@ class CliCommand:
     def runner(self, data_dir: Path | None) -> Callable[[Any, Deps], int]:
         """Return what runs the command: here, or over the gateway that ``NEKRO_URL`` names.
 
-        A command of ``OVER_API``, or whose module has ``run_over_gateway``, works over a gateway.
+        A command that asks the API works over a gateway.
 
         Args:
             data_dir: as ``--data-dir``.
@@ -54,10 +59,7 @@ class CliCommand:
         url = os.environ.get("NEKRO_URL")
         if not url or self.name in ANYWHERE:
             return self._run_if_loaded if self.extension else self.module.run
-        over_gateway = (
-            self.module.run if self.name in OVER_API else getattr(self.module, "run_over_gateway", None)
-        )
-        if over_gateway is None:
+        if not self.works_over_api:
             from nekro_agent.errors import UsageError
 
             raise UsageError(
@@ -66,7 +68,7 @@ class CliCommand:
             )
         if data_dir is not None:
             os.environ["NEKRO_DATA_DIR"] = str(data_dir)  # where the client finds the key of a gateway here
-        return cast("Callable[[Any, Deps], int]", over_gateway)
+        return self.module.run
 
     def _run_if_loaded(self, args: Any, deps: Deps) -> int:
         if not deps.load_settings().loads_extension(self.extension):
@@ -143,13 +145,17 @@ OVER_API: Final = frozenset(
         "call",
         "cancel",
         "chat",
+        "command",
         "costs",
         "dead",
         "doctor",
         "exec",
+        "files",
         "history",
         "jobs",
         "keys",
+        "methods",
+        "plugins",
         "reset",
         "send",
         "tail",

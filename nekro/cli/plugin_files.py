@@ -155,7 +155,7 @@ async def find_data(settings: Settings, plugin_key: str) -> PluginData:
     """
     if not _KEY.fullmatch(plugin_key):
         raise UsageError(f"{plugin_key!r} is not a plugin key; write author.module, as `nekro plugins` lists")
-    from nekro.cli.services.database import open_database
+    from nekro.cli.local_api import open_database
     from storage.kv import SqlKeyValueStore
 
     async with open_database(settings) as database:

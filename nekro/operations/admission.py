@@ -11,18 +11,22 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
-from typing import BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from nekro.app.budgets import day_of
 from nekro.app.chats.attachments import Attachment
 from nekro.app.chats.files import ChatFiles
-from nekro.app.services import Services
 from nekro.operations.actor import Identity, RefusedError
 from nekro_agent.shared_clock import shared_time
 from storage.accounts.spendings import PayingKey
 from storage.accounts.stored_bytes import ROW_BYTES, item_of_file, size_of
 from storage.states import StoredKind
+
+if TYPE_CHECKING:
+    from nekro.app.services import Services
 
 __all__ = [
     "KeyFiles",
@@ -101,19 +105,36 @@ class KeyFiles:
             InvalidValueError, UploadQuotaError, ConflictError: as from ``ChatFiles.add``.
         """
         files = await self.open()
+        return await self._paid(source, partial(files.add, name, source, numbers=numbers))
+
+    async def put(self, name: str, source: BinaryIO, path: str | None) -> Attachment:
+        """Store a file, replacing a file of its name; for the arguments see ``ChatFiles.put``.
+
+        Raises:
+            StorageQuotaError: the key has no room for it; nothing is stored.
+            UsageError: as from ``ChatFiles.put``.
+        """
+        files = await self.open()
+        return await self._paid(source, partial(files.put, name, source, path), replaces=True)
+
+    async def _paid(
+        self, source: bytes | BinaryIO, store: Callable[[], Attachment], *, replaces: bool = False
+    ) -> Attachment:
         if self._key_id is None:
-            return await asyncio.to_thread(files.add, name, source, numbers=numbers)
+            return await asyncio.to_thread(store)
         size = len(source) if isinstance(source, bytes) else os.fstat(source.fileno()).st_size
         async with self._services.database.begin() as transaction:
             reserved = await transaction.stored_bytes.reserve(self._key_id, size + ROW_BYTES)
         try:
-            stored = await asyncio.to_thread(files.add, name, source, numbers=numbers)
+            stored = await asyncio.to_thread(store)
         except BaseException:
             async with self._services.database.begin() as transaction:
                 await transaction.stored_bytes.release(reserved)
             raise
         async with self._services.database.begin() as transaction:
             item_id = item_of_file(self._chat_key, stored.path)
+            if replaces:
+                await transaction.stored_bytes.release(item_id)
             await transaction.stored_bytes.settle(reserved, item_id, StoredKind.FILES)
         return stored
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nekro.app import use_cases
 from nekro.app.calls.dispatch import CallScope
 from nekro.app.calls.records import value_of
-from nekro.app.catalogue import is_command, listed_commands
+from nekro.app.catalogue import is_command
 from nekro.base.plain import to_json_value
 from nekro.broker.tracing.tool_span import tool_span
 from nekro.operations.actor import Actor, Scope
@@ -24,11 +24,9 @@ from nekro_client.models import (
     Approval,
     Call,
     CallBody,
-    Command,
     CommandBody,
     CommandResponse,
     CommandResult,
-    Page,
     Run,
     RunBody,
     TurnError,
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
     from nekro.wire.invocation import Envelope
     from storage.accounts.approvals import Approval as ApprovalRow
 
-__all__ = ["call_method", "call_or_detach", "list_commands", "run_answer", "run_code", "run_command"]
+__all__ = ["call_method", "call_or_detach", "run_answer", "run_code", "run_command"]
 
 _LEVELS_OF_ADMINS: Final = ("advanced", "super_user")
 
@@ -185,25 +183,6 @@ async def _begin_paying(actor: Actor, account_id: str, *texts: str) -> None:
         from nekro.operations.admission import begin_paying
 
         await begin_paying(actor.services, actor.identity, account_id, *texts)
-
-
-async def list_commands(actor: Actor) -> Page[Command]:
-    """List the commands of the plugins, all on one page."""
-    actor.identity.require(Scope.CALL)
-    await actor.services.refresh()
-    return Page(
-        items=[
-            Command(
-                name=entry.name,
-                full_name=entry.full_name,
-                aliases=list(entry.aliases),
-                permission=entry.permission,
-                usage=entry.usage,
-                description=entry.description,
-            )
-            for entry in listed_commands(actor.services.registry)
-        ]
-    )
 
 
 async def run_command(actor: Actor, body: CommandBody) -> CommandResult:

@@ -11,11 +11,10 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from http import HTTPStatus
-from typing import Annotated, BinaryIO, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal, TypeVar
 
 from nekro.app.chats.attachments import Attachment, FileRef
 from nekro.app.chats.files import ChatFile, ChatFiles
-from nekro.app.services import Services
 from nekro.operations.actor import Actor, RefusedError, Scope
 from nekro.operations.admission import KeyFiles, file_removed
 from nekro.operations.chats import file_info, require_chat
@@ -26,7 +25,17 @@ from nekro_agent.files.names import HEAD_BYTES
 from nekro_agent.tools.path_convertor import PathLocation
 from nekro_client.models import FileInfo, Page
 
-__all__ = ["list_files", "open_file", "put_file", "remove_file", "require_upload"]
+if TYPE_CHECKING:
+    from nekro.app.services import Services
+
+__all__ = [
+    "get_file_info",
+    "list_files",
+    "open_file",
+    "put_file",
+    "remove_file",
+    "require_upload",
+]
 
 T = TypeVar("T")
 
@@ -55,28 +64,63 @@ async def list_files(
     return await asyncio.to_thread(page)
 
 
-def require_upload(actor: Actor, chat_key: str, name: str) -> None:
+async def get_file_info(
+    actor: Actor,
+    chat_key: str,
+    path: Annotated[str, Param(max_length=8192, description="as sandboxed code may write it")],
+) -> FileInfo:
+    """Return the file of a path."""
+    actor.identity.require(Scope.READ, chat_key=chat_key)
+    files = await _files_of(actor.services, chat_key)
+    found = await asyncio.to_thread(lambda: _listed(files, files.find(path)))
+    return file_info(actor.services.file_ids, chat_key, found)
+
+
+def require_upload(actor: Actor, chat_key: str, name: str, *, path: str | None = None) -> None:
     """Return if the actor may store a file with this name; for the time before its content is read.
+
+    Args:
+        path: as for ``put_file``.
 
     Raises:
         RefusedError: 403, 404, the key may not post there.
         UsageError: the name is not plain.
     """
     actor.identity.require(Scope.POST, chat_key=chat_key)
+    if path is not None:
+        actor.identity.require(Scope.ADMIN)
     if safe_basename(name) != name or name.startswith("."):
         raise UsageError(f"{name!r} is not a plain file name")
 
 
-async def put_file(actor: Actor, chat_key: str, name: str, content: BinaryIO) -> FileInfo:
-    """Store a file in a chat's uploads; the same content again has no effect.
+async def put_file(
+    actor: Actor,
+    chat_key: str,
+    name: str,
+    content: BinaryIO,
+    *,
+    path: str | None = None,
+    replaces: bool = False,
+) -> FileInfo:
+    """Store a file; the same content again has no effect.
+
+    Args:
+        path: where to store it, as for ``ChatFiles.put``; None: in the uploads.
+        replaces: whether it replaces a file of its name, if the key has the scope ``admin``. A ``path`` does.
 
     Raises:
-        RefusedError, UsageError: as from ``require_upload``.
+        RefusedError, UsageError: as from ``require_upload``; the path is not acceptable.
+        NotFoundError: the chat does not exist, and a file may be replaced in it.
         ConflictError: another file has the name.
         UploadQuotaError, StorageQuotaError: the uploads, or the quota of the key, have no space for it.
     """
-    require_upload(actor, chat_key, name)
-    stored = await KeyFiles(actor.services, actor.identity, chat_key).add(name, content, numbers=False)
+    require_upload(actor, chat_key, name, path=path)
+    files = KeyFiles(actor.services, actor.identity, chat_key)
+    if path is not None or (replaces and Scope.ADMIN in actor.identity.scopes):
+        await _files_of(actor.services, chat_key)
+        stored = await files.put(name, content, path)
+    else:
+        stored = await files.add(name, content, numbers=False)
     return file_info(actor.services.file_ids, chat_key, stored)
 
 

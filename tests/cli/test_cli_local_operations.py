@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nekro.cli.local_operations import CHAT, OPERATIONS, Operation
+from nekro.extensions.mcp import commands
 from nekro_client import AsyncClient
 
 #: Sent with a request: a command in the process of the operations does not repeat it, and waits by itself.
@@ -25,7 +26,10 @@ def entries(table: Mapping[str, Any], path: str) -> Iterator[tuple[str, Operatio
             yield f"{path}{name}", found
 
 
-ENTRIES = {**dict(entries(OPERATIONS, "")), **dict(entries(CHAT, "chat."))}
+ENTRIES = {
+    **dict(entries({**OPERATIONS, **commands.OPERATIONS}, "")),
+    **dict(entries(CHAT, "chat.")),
+}
 
 
 def method_of_client(path: str) -> inspect.Signature:

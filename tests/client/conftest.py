@@ -15,11 +15,18 @@ from api_fleet import small_fleet
 from gateway_process import GatewayProcess
 from worker_fleet import Fleet
 
+#: A plugin that sleeps unless it is woken.
+IDLER = """
+from nekro_agent.api.plugin import NekroPlugin
+
+plugin = NekroPlugin("Idler", "idler", "", "1", "tests", "", sleep_brief="Idles.")
+"""
+
 
 @pytest.fixture(scope="module")
 def fleet(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Workers of the lanes that a turn needs, with one plugin."""
-    yield from small_fleet(tmp_path_factory.mktemp("fleet"), redis_server.url)
+    yield from small_fleet(tmp_path_factory.mktemp("fleet"), redis_server.url, more_plugins={"idler": IDLER})
 
 
 @pytest.fixture(scope="module")

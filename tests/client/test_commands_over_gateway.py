@@ -26,7 +26,7 @@ from broker_config.keys import Keys
 from nekro.broker.delivery.messages import CallMessage
 from nekro.broker.publishing import encode_message
 from nekro.cli import gateway_client
-from nekro.cli.main import ANYWHERE, COMMANDS, OVER_API
+from nekro.cli.main import ANYWHERE, COMMANDS
 from nekro.cli.running import ExitCode
 from nekro.wire.invocation import Invocation, Signer, new_id
 from nekro.wire.values import encode_arguments
@@ -223,19 +223,75 @@ def test_lists_over_a_gateway_equal_those_on_a_host(
 
 
 def test_methods_are_the_same_with_the_reasons_of_their_lanes(beside: Command, over_gateway: Command) -> None:
-    assert beside("methods", "pin", "tests.desk.fail", "long")[0] == 0
+    code, _, err = over_gateway("methods", "pin", "fail", "long")
+    assert (code, err) == (0, "tests.desk.fail runs in lane long from now on\n")
     try:
         listed = {method["name"]: method for method in same(beside, over_gateway, "methods")}
+        assert set(listed["fail"]) - set(listed["add"]) == {"lane_reason"}
+        assert set(listed["add"]) == {"name", "task", "plugin", "type", "lane", "signature", "doc"}
+        assert [method["name"] for method in same(beside, over_gateway, "methods", "desk.fa")] == ["fail"]
     finally:
-        assert beside("methods", "unpin", "tests.desk.fail")[0] == 0
+        code, _, err = over_gateway("methods", "unpin", "tests.desk.fail")
+        assert (code, err) == (0, "tests.desk.fail runs in the lane of its plugin again\n")
     assert (listed["fail"]["lane"], listed["add"]["lane"]) == ("long", "methods")
-    assert "operator" in listed["fail"]["lane_reason"] and "lane_reason" not in listed["add"]
+    assert "operator" in listed["fail"]["lane_reason"]
+    for nekro in (beside, over_gateway):
+        assert nekro("methods", "unpin", "fail")[2] == "tests.desk.fail has no lane override\n"
+        for arguments, expected, words in (
+            (("pin", "desk", "pinned"), ExitCode.USAGE, "'desk' is not a plugin; choose one of tests.desk"),
+            (("pin", "add", "rounds"), ExitCode.USAGE, "there is no lane 'rounds' for methods"),
+            (("pin", "nothing", "long"), ExitCode.METHOD, "no plugin has a method 'nothing'"),
+            (("unpin", "nothing"), ExitCode.METHOD, "no plugin has a method 'nothing'"),
+            (("pin", "add"), ExitCode.USAGE, "write `nekro methods"),
+        ):
+            code, _, err = nekro("methods", *arguments)
+            assert code == expected and words in err, err
 
 
-def test_plugins_are_the_same_but_for_their_paths(beside: Command, over_gateway: Command) -> None:
-    here, there = (json.loads(nekro("plugins", "--json")[1]) for nekro in (beside, over_gateway))
-    assert all(plugin["path"] for plugin in here)
-    assert there == [plugin | {"path": None} for plugin in here]
+def test_plugins_are_the_same_with_their_paths(beside: Command, over_gateway: Command) -> None:
+    listed = same(beside, over_gateway, "plugins")
+    assert all(plugin["path"] for plugin in listed)
+    for nekro in (beside, over_gateway):
+        code, _, err = nekro("plugins", "disable", "tests.desks")
+        assert (
+            code == ExitCode.USAGE and "there is no plugin 'tests.desks'; did you mean tests.desk or" in err
+        )
+    code, _, err = over_gateway("plugins", "--load")
+    assert code == ExitCode.USAGE and "`nekro plugins --load` works on this host only" in err
+
+
+def test_a_plugin_is_disabled_and_enabled(nekro: Command) -> None:
+    actions = ("enable", "disable", "disable", "enable")
+    assert [nekro("plugins", action, "tests.idler")[2] for action in actions] == [
+        "tests.idler is enabled already\n",
+        "tests.idler: disabled on all workers within a second\n",
+        "tests.idler is disabled already\n",
+        "tests.idler: enabled on all workers within a second\n",
+    ]
+
+
+def test_a_plugin_is_woken_in_a_chat(beside: Command, over_gateway: Command) -> None:
+    assert beside("send", "bed", "hello", "--overheard")[0] == 0
+    assert same(beside, over_gateway, "plugins", "--chat", "bed") == [
+        {"key": "tests.idler", "name": "Idler", "is_awake": False, "turns_left": None, "brief": "Idles."}
+    ]
+    for nekro in (beside, over_gateway):
+        code, _, err = nekro("plugins", "wake", "tests.idler", "--chat", "bed", "--turns", "3")
+        words = "tests.idler is awake in bed from the next turn on, for 3 turns\n"
+        assert (code, err) == (0, words)
+        (woken,) = same(beside, over_gateway, "plugins", "--chat", "bed")
+        assert (woken["is_awake"], woken["turns_left"]) == (True, 3)
+        assert nekro("plugins", "sleep", "tests.idler", "--chat", "bed")[2] == "tests.idler sleeps in bed\n"
+        code, _, err = nekro("plugins", "sleep", "tests.idler", "--chat", "bed")
+        assert (code, err) == (0, "tests.idler sleeps in bed already\n")
+        for arguments, expected, words in (
+            (("wake", "tests.desk", "--chat", "bed"), ExitCode.USAGE, "tests.desk is always awake"),
+            (("wake", "tests.idle", "--chat", "bed"), ExitCode.USAGE, "did you mean tests.idler"),
+            (("wake", "tests.idler", "--chat", "none"), ExitCode.STORAGE, "there is no chat 'none'"),
+            (("wake", "tests.idler", "--chat", "bed", "--turns", "21"), ExitCode.USAGE, "from 1 to 20"),
+        ):
+            code, _, err = nekro("plugins", *arguments)
+            assert code == expected and words in err, err
 
 
 def test_jobs_are_the_same(beside: Command, over_gateway: Command) -> None:
@@ -493,20 +549,42 @@ def test_a_running_turn_is_cancelled(nekro: Command, request: pytest.FixtureRequ
     assert len(json.loads(nekro("history", chat, "--all", "--json")[1])) == 1
 
 
-def test_files_go_both_ways(nekro: Command, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_files_go_both_ways(
+    nekro: Command, beside: Command, over_gateway: Command, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     chat = f"files-{request.node.callspec.id}"
     assert nekro("send", chat, "hello", "--overheard")[0] == 0
     (tmp_path / "report.txt").write_text("figures")
-    code, out, err = nekro("files", "put", chat, "report.txt", "--json")
-    assert (code, json.loads(out)) == (0, {"path": "/app/uploads/report.txt", "size_bytes": 7}), err
-    listed = json.loads(nekro("files", "list", chat, "--json")[1])
-    assert [(file["path"], file["size_bytes"]) for file in listed] == [("/app/uploads/report.txt", 7)]
-    assert listed[0]["modified_at"]
+    stored = {"path": "/app/uploads/report.txt", "size_bytes": 7}
+    for target in ((), ("uploads/report.txt",), ("/app/uploads/",)):
+        code, out, err = nekro("files", "put", chat, "report.txt", *target, "--json")
+        assert (code, json.loads(out)) == (0, stored), err
+    (tmp_path / "report.txt").write_text("new figures")
+    assert nekro("files", "put", chat, "report.txt")[2] == "stored 11 bytes as /app/uploads/report.txt\n"
+    for target in ("shared/in/", "in/data.txt"):
+        assert nekro("files", "put", chat, "report.txt", target)[0] == 0
+    listed = same(beside, over_gateway, "files", "list", chat)
+    assert [(file["path"], file["size_bytes"]) for file in listed] == [
+        ("/app/shared/in/data.txt", 11), ("/app/shared/in/report.txt", 11), ("/app/uploads/report.txt", 11),
+    ]  # fmt: skip
+    assert all(file["modified_at"] for file in listed)
+    assert same(beside, over_gateway, "files", "list", chat, "in") == listed[:2]
     code, out, _ = nekro("files", "get", chat, "uploads/report.txt", "copy.txt", "--json")
-    assert json.loads(out) == {"path": "uploads/report.txt", "size_bytes": 7, "file": "copy.txt"}
-    assert (tmp_path / "copy.txt").read_text() == "figures"
+    assert json.loads(out) == {"path": "uploads/report.txt", "size_bytes": 11, "file": "copy.txt"}
+    assert (tmp_path / "copy.txt").read_text() == "new figures"
     assert nekro("files", "get", chat, "uploads/report.txt", "copy.txt")[0] == ExitCode.USAGE
-    assert nekro("files", "get", chat, "uploads/report.txt", "-")[1] == "figures"
+    assert nekro("files", "get", chat, "in/data.txt", "-")[1] == "new figures"
+    for arguments, expected, words in (
+        (("put", chat, "report.txt", "uploads/in/x"), ExitCode.USAGE, "the uploads have no folders"),
+        (("put", chat, "report.txt", "/etc/x"), ExitCode.USAGE, "neither /app/uploads nor /app/shared"),
+        (("put", chat, "missing.txt"), ExitCode.USAGE, "missing.txt does not exist"),
+        (("put", "nobody", "report.txt"), ExitCode.STORAGE, "there is no chat 'nobody'"),
+        (("get", chat, "../secret"), ExitCode.USAGE, "'..'"),
+        (("get", chat, "in"), ExitCode.USAGE, "ordinary file"),
+        (("get", chat, "missing.txt"), ExitCode.STORAGE, "`nekro files list` lists its files"),
+    ):
+        code, _, err = nekro("files", *arguments)
+        assert code == expected and words in err, (arguments, err)
 
 
 def test_tail_prints_events_as_they_happen(
@@ -545,16 +623,17 @@ def test_a_conversation_shows_answers(nekro: Command, tmp_path: Path, request: p
     assert (tmp_path / "saved.txt").read_text() == "milk"
 
 
-def test_commands_of_plugins_run_ask_and_fail(nekro: Command) -> None:
-    code, out, _ = nekro("command", "--json")
-    (listed,) = (one for one in json.loads(out) if one["name"] == "order")
-    assert (code, listed["full_name"], listed["usage"]) == (0, "tests.desk:order", "order [dish]")
+def test_commands_of_plugins_run_ask_and_fail(nekro: Command, beside: Command, over_gateway: Command) -> None:
+    (listed,) = (one for one in same(beside, over_gateway, "command") if one["name"] == "order")
+    assert (listed["full_name"], listed["usage"]) == ("tests.desk:order", "order [dish]")
     assert nekro("command", "kitchen", "/order soup", "--user-id", "ada")[:2] == (0, "soup for ada\n")
     code, out, err = nekro("command", "kitchen", "/order", "--user-id", "bob")
     assert (code, out) == (0, "which dish?\n") and "nekro command kitchen 'TEXT'" in err
     code, out, _ = nekro("command", "kitchen", "tea", "--user-id", "bob", "--json")
     described = json.loads(out)
-    assert (described["status"], described["responses"][-1]["message"]) == ("success", "tea for bob")
+    assert described == {
+        "status": "success", "responses": [{"status": "success", "message": "tea for bob"}],
+    }  # fmt: skip
     code, out, _ = nekro("command", "kitchen", "/close", "--json")
     assert (code, json.loads(out)["error"]["type"]) == (ExitCode.METHOD, "CommandFailed")
     refused = nekro("command", "kitchen", "/close", "--as", "user")
@@ -574,11 +653,7 @@ def test_doctor_checks_the_answers_of_a_gateway(over_gateway: Command, gateway_u
 
 def test_a_command_of_this_host_says_so(tmp_path: Path) -> None:
     environ = {"NEKRO_URL": "http://127.0.0.1:1", "HOME": str(tmp_path)}
-    here = {
-        command.name
-        for command in COMMANDS
-        if command.name not in OVER_API and not hasattr(command.module, "run_over_gateway")
-    }
+    here = {command.name for command in COMMANDS if not command.works_over_api}
     assert here == {
         "bench", "completion", "db", "demo", "flower", "gateway", "metrics", "models", "sandbox", "up",
         "worker",

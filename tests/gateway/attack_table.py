@@ -15,6 +15,8 @@ from nekro.operations.pages import cursor_of
 __all__ = ["KEYED", "LIMITED", "LOCAL", "OTHERS", "PAGE", "Attempt", "World", "page"]
 
 MESSAGE: Final = {"text": "hi", "user_id": "ada"}
+LANE: Final = {"lane": "long"}
+AWAKE: Final = {"is_awake": True}
 PAGE: Final = "gateway-attacks.md"
 
 
@@ -59,6 +61,10 @@ def _get(path: str, key: str, **headers: str) -> Callable[[World], bytes]:
 
 def _post(path: str, key: str, body: Any, **headers: str) -> Callable[[World], bytes]:
     return lambda w: request_bytes("POST", path.format(**w.ids), w.bearer(key, **headers), body)
+
+
+def _put(path: str, key: str, body: Any) -> Callable[[World], bytes]:
+    return lambda w: request_bytes("PUT", path.format(**w.ids), w.bearer(key), body)
 
 
 def _delete(path: str, key: str) -> Callable[[World], bytes]:
@@ -230,6 +236,25 @@ _SCOPES: Final = [
         *_LIMITED,
         _post("/api/v1/plugins/x/disable", "some", {}),
     ),
+    _a("the lane of a method, by an admin of some chats", *_LIMITED, _put("/api/v1/lanes/x", "some", LANE)),
+    _a("the lane of a method with scope call", *_LACKS, _put("/api/v1/lanes/x", "call", LANE)),
+    _a("removing a lane, by an admin of one user", *_LIMITED, _delete("/api/v1/lanes/x", "bob")),
+    _a("the state of the catalogue with scope read", *_LACKS, _get("/api/v1/catalogue", "read")),
+    _a(
+        "a file's description with scope post", *_LACKS, _get("/api/v1/chats/site-1/file-info?path=x", "post")
+    ),
+    _a(
+        "a file outside of the uploads with scope post",
+        *_LACKS,
+        _put("/api/v1/chats/site-1/files/x.txt?path=shared/x.txt", "post", b"x"),
+    ),
+    _a("plugins of a chat with scope post", *_LACKS, _get("/api/v1/chats/site-1/plugins", "post")),
+    _a("waking a plugin with scope post", *_LACKS, _put("/api/v1/chats/site-1/plugins/x", "post", AWAKE)),
+    _a(
+        "answering a question of an MCP server, by an admin of some chats",
+        *_LIMITED,
+        _post("/api/v1/mcp/questions/x-0/answer", "some", {"action": "decline"}),
+    ),
     _a("dead letters, by an admin of some chats", *_LIMITED, _get("/api/v1/dead-letters", "some")),
     _a(
         "posting as another user than the key's",
@@ -247,6 +272,9 @@ _SCOPES: Final = [
 _CHATS: Final = [
     _a("another chat's messages", *_NONE, _get("/api/v1/chats/secret/messages", "some")),
     _a("another chat's summaries", *_NONE, _get("/api/v1/chats/secret/summaries", "some")),
+    _a("a file's description in another chat", *_NONE, _get("/api/v1/chats/secret/file-info?path=x", "some")),
+    _a("another chat's plugins", *_NONE, _get("/api/v1/chats/secret/plugins", "some")),
+    _a("waking a plugin in another chat", *_NONE, _put("/api/v1/chats/secret/plugins/x", "some", AWAKE)),
     _a("another chat's events", *_NONE, _get("/api/v1/chats/secret/events?after=0", "some")),
     _a("another chat's turn", *_NONE, _get("/api/v1/turns/{turn}", "some")),
     _a("cancelling another chat's turn", *_NONE, _post("/api/v1/turns/{turn}/cancel", "some", {})),

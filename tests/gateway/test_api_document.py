@@ -20,9 +20,9 @@ from nekro_client import models
 
 #: With which names begin.
 VERBS = {
-    "ask", "call", "cancel", "change", "complete", "connect", "create", "decide", "delete", "disable",
-    "enable", "follow", "get", "list", "log", "post", "put", "read", "receive", "renew", "replay", "reset",
-    "retry", "revoke", "run", "send", "signal", "test",
+    "answer", "ask", "call", "cancel", "change", "complete", "connect", "create", "decide", "delete",
+    "disable", "enable", "follow", "get", "list", "log", "post", "put", "read", "receive", "renew",
+    "replay", "reset", "retry", "revoke", "run", "send", "signal", "test",
 }  # fmt: skip
 #: Their answers are files of any type.
 FILES = {"get_file", "get_linked_file"}

@@ -30,6 +30,7 @@ from nekro.app.leases import HeldLease
 from nekro.app.services import Services
 from nekro.broker.delivery.messages import CallMessage
 from nekro.broker.publishing import encode_message
+from nekro.extensions.mcp.questions import answer_key
 from nekro.gateway import idempotency
 from nekro.gateway.app import create_app
 from nekro.gateway.document.openapi import document
@@ -83,6 +84,10 @@ BODIES: Final[Mapping[str, Bodies]] = {
     "/api/v1/jobs/{failed}/retry": NONE,
     "/api/v1/dead-letters/{letter}/retry": ({}, {"timeout_seconds": 9}),
     "/api/v1/mcp/servers/{server}/test": NONE,
+    "/api/v1/mcp/questions/{question}/answer": (
+        {"action": "accept", "content": {"city": "Rome"}},
+        {"action": "decline"},
+    ),
     "/api/v1/webhooks": ({"url": "http://127.0.0.1:9/a"}, {"url": "http://127.0.0.1:9/b"}),
     "/api/v1/webhooks/{webhook}/secret": NONE,
     "/api/v1/webhooks/{webhook}/replay": ({}, {"delivery_id": "x"}),
@@ -104,6 +109,7 @@ NOT_REPEATABLE: Final = {
     "/api/v1/jobs/{job}/signals",
     "/api/v1/dead-letters/{letter}/retry",
     "/api/v1/webhooks/{webhook}/replay",
+    "/api/v1/mcp/questions/{question}/answer",
 }
 #: Found by their message, and a copy waits for the first one: there is no request that runs or has died.
 FOUND_BY_MESSAGE: Final = {f"{_CHAT}/messages", "/v1/responses", "/v1/chat/completions"}
@@ -183,6 +189,7 @@ async def named_things(client: httpx.AsyncClient, services: Services) -> dict[st
         failed = await transaction.jobs.add(new)
         await transaction.jobs.claim(failed.id, worker="w", lease_seconds=60)
         await transaction.jobs.finish(failed.id, fence=1, state=JobState.FAILED, message="it broke")
+        await transaction.job_signals.begin(failed.id, key=answer_key("5d2e-0"), waiter="w")
     webhook = (await client.post("/api/v1/webhooks", json={"url": "http://127.0.0.1:9/"})).json()
     body = {"model": "nekro", "input": "a", "background": True}
     response = (await client.post("/v1/responses", json=body)).json()
@@ -195,6 +202,7 @@ async def named_things(client: httpx.AsyncClient, services: Services) -> dict[st
         "letter": dead_letter(services),
         "webhook": webhook["id"], "response": response["id"], "approval": approval.id,
         "server": server["name"],
+        "question": "5d2e-0",
     }  # fmt: skip
 
 

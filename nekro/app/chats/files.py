@@ -97,28 +97,42 @@ class ChatFiles:
             head = file.read(HEAD_BYTES)
         return content_type(PurePosixPath(path).name, head)
 
-    def put(self, source: Path, path: str | None = None) -> str:
-        """Store a file of this host, replacing a file of its name; returns its path in the sandbox.
+    def find(self, path: str) -> ChatFile:
+        """Return the file of a path as sandboxed code may write it.
+
+        Raises:
+            UsageError, NotFoundError, ServiceError: as ``open``.
+        """
+        with self.open(path) as file:
+            info = os.fstat(file.fileno())
+            location, relative = locate(path, self._readable)
+        return ChatFile(
+            path=f"{layout.SANDBOX_ROOT}/{location.value}/{relative}",
+            size_bytes=info.st_size,
+            modified_ns=info.st_mtime_ns,
+        )
+
+    def put(self, name: str, file: BinaryIO, path: str | None = None) -> Attachment:
+        """Store a file in either area, replacing a file of its name.
 
         Args:
+            name: used where ``path`` names none.
             path: where to store it; one that ends in ``/`` is a directory. None means the uploads.
 
         Raises:
-            UsageError: the path is not acceptable, the source is not an ordinary file or cannot be read, or
-                the area has no space for it.
+            UsageError: the path is not acceptable, or the area has no space for it.
         """
         path = f"{layout.SANDBOX_UPLOADS}/" if path is None else path
         with _explained(path):
             is_area = path.strip("/") in ("uploads", "shared", "app/uploads", "app/shared")
             if path.endswith("/") or is_area:
-                path = f"{path.rstrip('/')}/{safe_basename(source.name)}"
+                path = f"{path.rstrip('/')}/{safe_basename(name)}"
             location, relative = locate(path, self._area)
-            with _ordinary(source) as file:
-                if location is PathLocation.UPLOADS:
-                    self._put_upload(relative, file)
-                else:
-                    self._put_shared(relative, file)
-        return f"{layout.SANDBOX_ROOT}/{location.value}/{relative}"
+            if location is PathLocation.UPLOADS:
+                self._put_upload(relative, file)
+            else:
+                self._put_shared(relative, file)
+        return self.describe(f"{layout.SANDBOX_ROOT}/{location.value}/{relative}")
 
     def add(self, name: str, source: bytes | BinaryIO, *, numbers: bool = True) -> Attachment:
         """Store a file in the uploads for a message, under a name that is not in use.
@@ -198,7 +212,7 @@ class ChatFiles:
         UploadArea(self._area(PathLocation.UPLOADS), self._policy).put(relative.name, file)
 
     def _put_shared(self, relative: PurePosixPath, file: BinaryIO) -> None:
-        area = self._area(PathLocation.SHARED)
+        area = self._readable(PathLocation.SHARED)
         size, most = os.fstat(file.fileno()).st_size, self._settings.sandbox.shared_bytes
         used, _ = safe_files.measure(area, max_entries=_MOST_NAMES)
         if used + size > most:

@@ -1,1 +1,1 @@
-"""One module per command, each with `Args`, `EPILOG`, `run` and perhaps `run_over_gateway`."""
+"""One module per command, each with `Args`, `EPILOG` and `run`."""

@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
-from broker_config.settings import Settings
+from nekro.cli.api import open_api
 from nekro.cli.command import Deps, arg, chat_key, json_flag
-from nekro.cli.gateway_client import open_client
 from nekro.cli.running import run_async
-from nekro.cli.services.database import open_database
 from nekro_agent import layout
-from nekro_agent.errors import InvalidValueError, NotFoundError, UsageError
+from nekro_agent.errors import InvalidValueError, UsageError
 
 if TYPE_CHECKING:
-    from nekro.app.chats.files import ChatFiles
-    from nekro_agent.ports import ChatInfo
-    from nekro_client.chats import Files
-    from nekro_client.models import FileInfo
+    from nekro_client.async_chats import AsyncFiles
 
-__all__ = [
-    "EPILOG",
-    "Args",
-    "check",
-    "download",
-    "find_file",
-    "run",
-    "run_over_gateway",
-    "save",
-    "show_got",
-    "show_list",
-    "show_put",
-]
-
+__all__ = ["EPILOG", "Args", "run"]
 
 EPILOG: Final = """\
 examples:
@@ -52,8 +31,9 @@ Code in a chat's sandbox sees two areas: /app/uploads (files of messages, read-o
 (its own files, and its working directory). Paths are those that the code uses: chart.png and
 shared/chart.png are /app/shared/chart.png, uploads/a.csv is /app/uploads/a.csv. `get` writes to FILE
 (default: the file's name, here; - is stdout) and overwrites nothing; `put` replaces a file of its name
-(default: in /app/uploads), within the limits of the area. Links are refused. The files are those of the
-data directory: with workers on other hosts, NEKRO_DATA_DIR names the one that they share.
+(default: in /app/uploads), within the limits of the area; over NEKRO_URL the key needs the scope `admin` for
+another area, and to replace a file. Links are refused. Without NEKRO_URL the files are those of the data
+directory: with workers on other hosts, NEKRO_DATA_DIR names the one that they share.
 `--json` prints a list of {path, size_bytes, modified_at}, after `get` {path, size_bytes, file}, after `put`
 {path, size_bytes}.
 """
@@ -80,18 +60,12 @@ class Args:
 
 def run(args: Args, deps: Deps) -> int:
     """Run the action."""
-    check(args)
-    from broker_config.embedded import resolve_settings
-    from nekro.cli.services.database import open_chat_files
-
-    settings = resolve_settings(deps.load_settings())
-    chat = run_async(_chat(settings, args.chat_key))
-    with open_chat_files(settings, chat) as files:
-        {"list": _list, "get": _get, "put": _put}[args.action](files, args, deps)
+    _check(args)
+    run_async(_run(args, deps))
     return 0
 
 
-def check(args: Args) -> None:
+def _check(args: Args) -> None:
     """Return if the arguments fit together.
 
     Raises:
@@ -105,22 +79,20 @@ def check(args: Args) -> None:
         raise UsageError("with --json the file cannot go to stdout; name a file instead of -")
 
 
-async def _chat(settings: Settings, key: str) -> ChatInfo:
-    async with open_database(settings) as database, database.read() as transaction:
-        chat = await transaction.chats.find(key)
-    if chat is None:
-        raise NotFoundError(f"there is no chat {key!r}; `nekro send` creates one")
-    return chat
+async def _run(args: Args, deps: Deps) -> None:
+    async with open_api(deps) as api:
+        actions = {"list": _list, "get": _get, "put": _put}
+        await actions[args.action](api.chat(args.chat_key).files, args, deps)
 
 
-def _list(files: ChatFiles, args: Args, deps: Deps) -> None:
-    show_list([(file.path, file.size_bytes, _moment(file.modified_at)) for file in files.list()], args, deps)
-
-
-def show_list(files: Iterable[tuple[str, int, datetime | None]], args: Args, deps: Deps) -> None:
-    """Print files by path, size in bytes and time of the last change: those below the stated path."""
+async def _list(files: AsyncFiles, args: Args, deps: Deps) -> None:
     below = _directory(args.source)
-    found = sorted(file for file in files if below is None or PurePosixPath(file[0]).is_relative_to(below))
+    listed = await files.list()
+    found = sorted(
+        (file.path, file.size_bytes, file.created_at)
+        for file in listed
+        if below is None or PurePosixPath(file.path).is_relative_to(below)
+    )
     if args.json:
         deps.output.json([{"path": path, "size_bytes": size, "modified_at": at} for path, size, at in found])
         return
@@ -142,143 +114,85 @@ def _directory(source: str | None) -> PurePosixPath | None:
         ) from exc
 
 
-def _get(files: ChatFiles, args: Args, deps: Deps) -> None:
+async def _get(files: AsyncFiles, args: Args, deps: Deps) -> None:
     path = str(args.source)
     if args.target == "-":
-        with files.open(path) as file:
-            shutil.copyfileobj(file, sys.stdout.buffer)
+        await files.download((await files.find(path)).id, sys.stdout.buffer)
         sys.stdout.buffer.flush()
         return
-    target, size = save(files, path, Path(args.target or PurePosixPath(path).name))
-    show_got(path, target, size, args, deps)
-
-
-def show_got(path: str, target: Path, size: int, args: Args, deps: Deps) -> None:
-    """Print that a file was copied to this host."""
+    target, size = await _copy_here(files, path, Path(args.target or PurePosixPath(path).name))
     if args.json:
         deps.output.json({"path": path, "size_bytes": size, "file": str(target)})
     else:
         deps.output.words(f"wrote {size} bytes to {target}")
 
 
-def _put(files: ChatFiles, args: Args, deps: Deps) -> None:
-    source = Path(str(args.source))
-    path = files.put(source, args.target)
-    show_put(path, source.stat().st_size, args, deps)
-
-
-def show_put(path: str, size: int, args: Args, deps: Deps) -> None:
-    """Print that a file was stored."""
-    if args.json:
-        deps.output.json({"path": path, "size_bytes": size})
-    else:
-        deps.output.words(f"stored {size} bytes as {path}")
-
-
-def save(files: ChatFiles, path: str, target: Path) -> tuple[Path, int]:
+async def _copy_here(files: AsyncFiles, path: str, target: Path) -> tuple[Path, int]:
     """Copy a file of the chat to this host; returns the written file and its size in bytes.
 
     Args:
+        path: as sandboxed code may write it.
         target: the file, or a folder that gets a file of the same name.
 
     Raises:
         UsageError: it exists already, cannot be written, or the path is refused.
         NotFoundError: the chat has no such file.
     """
-    if target.is_dir():
-        target = target / PurePosixPath(path).name
-    with files.open(path) as source:
-        try:
-            # Not through a link, and over no other file.
-            copy = target.open("xb")
-        except FileExistsError as exc:
-            raise UsageError(f"{target} exists; name another file") from exc
-        except OSError as exc:
-            raise UsageError(f"cannot write {target}: {exc.strerror}") from exc
-        try:
-            with copy:
-                shutil.copyfileobj(source, copy)
-                return target, copy.tell()
-        except BaseException:
-            target.unlink(missing_ok=True)
-            raise
-
-
-def _moment(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
-
-
-def run_over_gateway(args: Args, deps: Deps) -> int:
-    """Run the action."""
-    check(args)
-    with open_client() as client:
-        files = client.chat(args.chat_key).files
-        {"list": _list_over_gateway, "get": _get_over_gateway, "put": _put_over_gateway}[args.action](
-            files, args, deps
-        )
-    return 0
-
-
-def find_file(files: Files, path: str) -> FileInfo:
-    """Return the file of a path in the sandbox, as sandboxed code writes it.
-
-    Raises:
-        NotFoundError: the chat has no such file.
-    """
-    wanted = _absolute(path)
-    for file in files.list():
-        if PurePosixPath(file.path) == wanted:
-            return file
-    raise NotFoundError(f"the chat has no file {path}; `nekro files list` lists its files")
-
-
-def download(files: Files, file: FileInfo, target: Path) -> tuple[Path, int]:
-    """Copy a file of the chat to this host; as ``nekro.cli.commands.files.save``."""
-    if target.is_dir():
-        target = target / PurePosixPath(file.path).name
+    file = await files.find(path)
+    target, copy = _created(target, PurePosixPath(path).name)
     try:
-        return target, files.download(file.id, target)
+        with copy:
+            return target, await files.download(file.id, copy)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+
+
+def _created(target: Path, name: str) -> tuple[Path, BinaryIO]:
+    if target.is_dir():
+        target = target / name
+    try:
+        # Not through a link, and over no other file.
+        return target, target.open("xb")
     except FileExistsError as exc:
         raise UsageError(f"{target} exists; name another file") from exc
     except OSError as exc:
         raise UsageError(f"cannot write {target}: {exc.strerror}") from exc
 
 
-def _absolute(path: str) -> PurePosixPath:
-    """Return the absolute form of a path as sandboxed code writes it; a path of no area as it is."""
-    from nekro_agent.tools.path_convertor import absolute_sandbox_path
-
-    try:
-        return absolute_sandbox_path(path)
-    except InvalidValueError:
-        return PurePosixPath(path)
-
-
-def _list_over_gateway(files: Files, args: Args, deps: Deps) -> None:
-    found = [(file.path, file.size_bytes, file.created_at) for file in files.list()]
-    show_list(found, args, deps)
-
-
-def _get_over_gateway(files: Files, args: Args, deps: Deps) -> None:
-    path = str(args.source)
-    file = find_file(files, path)
-    if args.target == "-":
-        files.download(file.id, sys.stdout.buffer)
-        sys.stdout.buffer.flush()
-        return
-    target, size = download(files, file, Path(args.target or PurePosixPath(path).name))
-    show_got(path, target, size, args, deps)
-
-
-def _put_over_gateway(files: Files, args: Args, deps: Deps) -> None:
+async def _put(files: AsyncFiles, args: Args, deps: Deps) -> None:
     source = Path(str(args.source))
-    name = source.name
-    if args.target is not None:
-        target = _absolute(args.target)
-        if target.parts[:3] != ("/", "app", "uploads") or len(target.parts) > 4:
-            raise UsageError(f"{args.target}: files are put into /app/uploads over a gateway")
-        name = source.name if len(target.parts) == 3 else target.name
+    _require_readable(source)
+    name, path = _place(source.name, args.target)
+    stored = await files.upload(source, name=name, path=path, replace=True)
+    if args.json:
+        deps.output.json({"path": stored.path, "size_bytes": stored.size_bytes})
+    else:
+        deps.output.words(f"stored {stored.size_bytes} bytes as {stored.path}")
+
+
+def _require_readable(source: Path) -> None:
     if not source.is_file():
         raise UsageError(f"{source} {'is not an ordinary file' if source.exists() else 'does not exist'}")
-    stored = files.upload(source, name=name)
-    show_put(stored.path, stored.size_bytes, args, deps)
+    try:
+        source.open("rb").close()
+    except OSError as exc:
+        raise UsageError(f"cannot read {source}: {exc.strerror}") from exc
+
+
+def _place(name: str, target: str | None) -> tuple[str, str | None]:
+    """Return the name of a file among the uploads, and the path if it is not stored there."""
+    from nekro_agent.files.areas import safe_basename
+    from nekro_agent.tools.path_convertor import absolute_sandbox_path
+
+    uploads, plain = PurePosixPath(layout.SANDBOX_UPLOADS), safe_basename(name)
+    try:
+        path = uploads if target is None else absolute_sandbox_path(target)
+    except InvalidValueError as exc:
+        raise UsageError(str(exc)) from exc
+    if path == uploads:
+        return plain, None
+    is_upload = (
+        path.parent == uploads and not str(target).endswith("/") and safe_basename(path.name) == path.name
+    )
+    return (path.name, None) if is_upload else (plain, target)

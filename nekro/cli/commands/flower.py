@@ -79,7 +79,7 @@ def run(args: Args, deps: Deps) -> int:
     hint = _require_password(settings)
     from broker_config.app import create_app
     from broker_config.embedded import resolve_settings
-    from nekro.cli.services.database import follow_shared_time
+    from nekro.cli.local_api import follow_shared_time
     from nekro.cli.services.guarded_flower import guard_requests
     from nekro.cli.services.ownership import require_running
     from nekro.cli.services.presence import require_broker
@@ -113,8 +113,7 @@ def follow_methods(app: NekroApp, settings: Settings) -> Iterator[None]:
     from nekro.cli.views.catalogue import published
 
     def register() -> None:
-        fleet = asyncio.run(published(settings))
-        for plugin in fleet.plugins if fleet is not None else ():
+        for plugin in asyncio.run(published(settings)).plugins:
             for task in {entry.task for entry in plugin.methods} - app.tasks.keys():
                 app.task(**checked_task_options(name=task, typing=False, shared=False))(_runs_elsewhere)
 

@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from broker_config.settings import Settings
+from nekro.cli.api import open_api
 from nekro.cli.command import Deps, arg, json_flag
-from nekro.cli.gateway_client import open_client
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
-from nekro.cli.services.database import open_database
-from nekro.cli.views.catalogue import Catalogue, load_catalogue, say_what_is_listed
-from nekro_agent.errors import StorageError, UsageError
-from nekro_agent.methods import Lane
-from storage.driver.urls import exists
+from nekro.cli.views.catalogue import CatalogueServices, say_what_is_listed
+from nekro_agent.errors import UsageError
 
 if TYPE_CHECKING:
-    from nekro.plugins.entries import MethodEntry
-    from nekro.plugins.entry_registry import Registry
     from nekro_client.models import Method
-    from storage.caller_reads import LaneOverride
 
-__all__ = [
-    "EPILOG",
-    "Args",
-    "run",
-    "run_over_gateway",
-    "show_list",
-]
-
+__all__ = ["EPILOG", "Args", "run"]
 
 _DOC_COLUMNS = 60
-#: Lanes that a method can be sent to.
-_LANES: Final = (Lane.METHODS, Lane.LONG)
 
 EPILOG: Final = """\
 examples:
@@ -70,46 +54,36 @@ class Args:
 
 def run(args: Args, deps: Deps) -> int:
     """List the methods that code may call, or override the lane of one."""
-    settings = deps.load_settings()
-    catalogue = load_catalogue(settings)
-    registry = catalogue.registry
+    run_async(_action(args, deps))
+    return 0
+
+
+def _action(args: Args, deps: Deps) -> Coroutine[Any, Any, None]:
     match args.words:
-        case []:
-            return _list(catalogue, "", args, deps, settings)
         case ["pin", name, lane]:
-            return run_async(_pin(settings, registry, name, lane, deps))
+            return _pin(name, lane, deps)
         case ["unpin", name]:
-            return run_async(_unpin(settings, registry, name, deps))
+            return _unpin(name, deps)
+        case []:
+            return _list("", args, deps)
         case [text] if text not in ("pin", "unpin"):
-            return _list(catalogue, text, args, deps, settings)
+            return _list(text, args, deps)
     raise UsageError(
         "write `nekro methods [TEXT]`, `nekro methods pin METHOD methods|long` or `… unpin METHOD`"
     )
 
 
-def _list(catalogue: Catalogue, text: str, args: Args, deps: Deps, settings: Settings) -> int:
-    overrides = run_async(_overrides(settings))
-    pinned = {plugin.key for plugin in catalogue.plugins if plugin.pinned}
-    pinned |= {*settings.workers.pinned_plugins, *overrides}
-    listed = [
-        describe(
-            entry,
-            overrides.get(entry.plugin_key) or overrides.get(entry.task),
-            pinned=entry.plugin_key in pinned,
-        )
-        for entry in catalogue.registry.enabled()
-        if text in entry.task
-    ]
-    show_list(listed, args, deps)
-    say_what_is_listed(catalogue, deps.output)
-    return 0
+async def _list(text: str, args: Args, deps: Deps) -> None:
+    async with open_api(deps, services=CatalogueServices) as api:
+        listed = [_described(method) for method in await api.methods() if text in method.task]
+        if args.json:
+            deps.output.json(listed)
+        else:
+            _show(listed, deps)
+        await say_what_is_listed(api, deps.output)
 
 
-def show_list(listed: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> None:
-    """Print methods as ``describe`` returns them."""
-    if args.json:
-        deps.output.json(listed)
-        return
+def _show(listed: Sequence[Mapping[str, Any]], deps: Deps) -> None:
     rows = [
         (
             m["name"],
@@ -127,87 +101,30 @@ def show_list(listed: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> No
             deps.output.words(f"{method['task']} runs in lane {method['lane']}: {method['lane_reason']}")
 
 
-def describe(
-    entry: MethodEntry, override: LaneOverride | None = None, *, pinned: bool = False
-) -> dict[str, Any]:
+def _described(method: Method) -> dict[str, str | None]:
     """Return one method as ``--json`` prints it."""
-    lane = override.lane if override is not None else entry.lane.value
-    described = {
-        "name": entry.name,
-        "task": entry.task,
-        "plugin": entry.plugin_key,
-        "type": entry.type.value,
-        "lane": f"pinned.{entry.plugin_key}" if pinned else lane,
-        "signature": entry.signature,
-        "doc": entry.doc,
-    }
-    return described if override is None else described | {"lane_reason": str(override)}
+    names = {"name", "task", "plugin", "type", "lane", "signature", "doc"}
+    overridden = set() if method.lane_reason is None else {"lane_reason"}
+    return method.model_dump(include=names | overridden)
 
 
-async def _overrides(settings: Settings) -> dict[str, LaneOverride]:
-    """Return the lane overrides by method or plugin; none when the database has not been created."""
-    if not exists(settings.database, settings.data_dir):
-        return {}
-    from storage.caller_reads import lane_overrides
-    from storage.engine import Database
-
-    try:
-        async with Database(settings.database, settings.data_dir) as database, database.read() as transaction:
-            return await lane_overrides(transaction.connection)
-    except StorageError:
-        return {}
-
-
-async def _pin(settings: Settings, registry: Registry, name: str, lane: str, deps: Deps) -> int:
-    target = _plugin_key(registry, name) if lane == Lane.PINNED else registry.find(name).task
-    if lane != Lane.PINNED and lane not in _LANES:
+async def _pin(name: str, lane: str, deps: Deps) -> None:
+    if lane not in ("methods", "long", "pinned"):
         raise UsageError(f"there is no lane {lane!r} for methods; choose methods or long")
-    async with open_database(settings) as database, database.autocommit() as transaction:
-        await transaction.lane_overrides.set_by_operator(
-            target, lane=Lane(lane), reason="pinned by an operator"
-        )
-    deps.output.words(f"{target} runs in lane {lane} from now on")
-    return 0
+    async with open_api(deps, services=CatalogueServices) as api:
+        state = await api.set_lane(name, lane=cast("Any", lane))
+    deps.output.words(f"{state.name} runs in lane {lane} from now on")
 
 
-async def _unpin(settings: Settings, registry: Registry, name: str, deps: Deps) -> int:
-    is_plugin = any(plugin.key == name for plugin in registry.plugins)
-    target = name if is_plugin else registry.find(name).task
-    async with open_database(settings) as database, database.autocommit() as transaction:
-        was_overridden = await transaction.lane_overrides.clear(target)
+async def _unpin(name: str, deps: Deps) -> None:
+    async with open_api(deps, services=CatalogueServices) as api:
+        state = await api.clear_lane(name)
     deps.output.words(
-        f"{target} runs in the lane of its plugin again"
-        if was_overridden
-        else f"{target} has no lane override"
+        f"{state.name} runs in the lane of its plugin again"
+        if state.is_changed
+        else f"{state.name} has no lane override"
     )
-    return 0
-
-
-def _plugin_key(registry: Registry, name: str) -> str:
-    if any(plugin.key == name for plugin in registry.plugins):
-        return name
-    known = ", ".join(plugin.key for plugin in registry.plugins)
-    raise UsageError(f"only whole plugins can be pinned, and {name!r} is not a plugin; choose one of {known}")
 
 
 def _first_line(text: str | None) -> str:
     return one_line(text.strip().partition("\n")[0], limit=_DOC_COLUMNS) if text else ""
-
-
-def run_over_gateway(args: Args, deps: Deps) -> int:
-    """List the methods that code may call."""
-    if len(args.words) > 1 or args.words[:1] in (["pin"], ["unpin"]):
-        raise UsageError(
-            "lanes are not set over a gateway; run `nekro methods pin` where the workers' settings are"
-        )
-    text = args.words[0] if args.words else ""
-    with open_client() as client:
-        methods = [method for method in client.methods() if text in method.task]
-    show_list([_describe(method) for method in methods], args, deps)
-    return 0
-
-
-def _describe(method: Method) -> dict[str, str | None]:
-    names = {"name", "task", "plugin", "type", "lane", "signature", "doc"}
-    overridden = set() if method.lane_reason is None else {"lane_reason"}
-    return method.model_dump(include=names | overridden)

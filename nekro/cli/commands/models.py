@@ -8,9 +8,8 @@ from typing import Any, Final
 from broker_config.model_groups import DEFAULT_GROUP, ModelGroup, chat_groups, model_group, model_groups
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, arg, json_flag
-from nekro.cli.local_api import LocalServices
+from nekro.cli.local_api import LocalServices, open_database
 from nekro.cli.running import ExitCode, run_async
-from nekro.cli.services.database import open_database
 from nekro_agent.errors import ModelGroupError, UsageError
 
 __all__ = ["EPILOG", "Args", "run"]

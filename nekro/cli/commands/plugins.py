@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from broker_config.settings import Settings
+from nekro.cli.api import is_over_gateway, open_api
 from nekro.cli.command import Deps, arg, json_flag, whole_number
-from nekro.cli.gateway_client import open_client
 from nekro.cli.plugin_files import find_data, purge, write_plugin
 from nekro.cli.running import ExitCode, run_async
-from nekro.cli.services.database import open_database
-from nekro.cli.views.catalogue import load_catalogue, say_what_is_listed, say_which_names_clash
-from nekro_agent.errors import StorageError, UsageError
-from storage.driver.urls import exists
+from nekro.cli.views.catalogue import CatalogueServices, say_what_is_listed
+from nekro_agent.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
-    from nekro.plugins.entries import PluginEntry
+    from nekro_client import AsyncClient
+    from nekro_client.models import ChatPlugin, Plugin
 
-__all__ = [
-    "EPILOG",
-    "Args",
-    "run",
-    "run_over_gateway",
-    "show_list",
-]
+__all__ = ["EPILOG", "Args", "run"]
 
 
 EPILOG: Final = """\
@@ -97,144 +90,108 @@ class Args:
 
 
 def run(args: Args, deps: Deps) -> int:
-    """List, write or purge."""
-    if args.turns is not None and args.action != "wake":
-        raise UsageError(f"--turns belongs to `nekro plugins wake`, not to `{args.action}`")
-    if args.chat is not None or args.action in ("wake", "sleep"):
-        return _sleepers(args, deps)
+    """Run the action."""
+    _check(args)
     if args.action == "new":
         return _new(args, deps)
     if args.action == "purge":
         return _purge(args, deps)
-    if args.action in ("enable", "disable"):
-        return _decide(args, deps, is_enabled=args.action == "enable")
-    return _list(args, deps)
+    return run_async(_run(args, deps))
 
 
-def describe(plugin: PluginEntry) -> dict[str, Any]:
-    """Return one plugin as ``--json`` prints it."""
-    return {
-        "key": plugin.key,
-        "status": plugin.status.value,
-        "path": plugin.path,
-        "version": plugin.version,
-        "error": plugin.error,
-        "placeholders": list(plugin.placeholders),
-    }
+def _check(args: Args) -> None:
+    """Return if the arguments fit together.
 
-
-def _list(args: Args, deps: Deps) -> int:
-    settings = deps.load_settings()
-    catalogue = load_catalogue(settings, of_this_host=args.load)
-    listed = [describe(plugin) for plugin in catalogue.plugins]
-    if not catalogue.is_live and exists(settings.database, settings.data_dir):
-        disabled = run_async(_disabled(settings))
-        listed = [p | ({"status": "disabled"} if p["key"] in disabled else {}) for p in listed]
-    code = show_list(listed, args, deps)
-    say_what_is_listed(catalogue, deps.output)
-    say_which_names_clash(catalogue, deps.output)
-    return code
-
-
-def show_list(listed: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> int:
-    """Print plugins as ``describe`` returns them; returns the exit code."""
-    if args.json:
-        deps.output.json(listed)
-    else:
-        rows = [
-            (p["key"], p["status"], p["version"], p["error"] or ", ".join(p["placeholders"]), p["path"])
-            for p in listed
-        ]
-        deps.output.table(("KEY", "STATUS", "VERSION", "WHAT IS WRONG", "PATH"), rows)
-    return ExitCode.PLUGIN if any(plugin["status"] == "failed" for plugin in listed) else ExitCode.OK
-
-
-def _decide(args: Args, deps: Deps, *, is_enabled: bool) -> int:
-    if not args.name:
+    Raises:
+        UsageError: they do not.
+    """
+    if args.turns is not None and args.action != "wake":
+        raise UsageError(f"--turns belongs to `nekro plugins wake`, not to `{args.action}`")
+    if args.chat is not None and args.action not in ("list", "wake", "sleep"):
+        raise UsageError(f"`nekro plugins {args.action}` takes no --chat")
+    if args.chat is None and args.action in ("wake", "sleep"):
+        raise UsageError(f"name the chat: `nekro plugins {args.action} {args.name or 'KEY'} --chat KEY`")
+    if args.action in ("enable", "disable") and not args.name:
         raise UsageError(f"name the plugin: `nekro plugins {args.action} author.module`")
-    settings = deps.load_settings()
-    known = [plugin.key for plugin in load_catalogue(settings).plugins]
-    if args.name not in known:  # no worker may have published it yet
-        known = sorted({*known, *(p.key for p in load_catalogue(settings, of_this_host=True).plugins)})
-    if args.name not in known:
-        raise _unknown(args.name, known)
-    if is_enabled and args.name in settings.plugins.disabled:
-        raise UsageError(
-            f"NEKRO_PLUGINS__DISABLED names {args.name}, so that workers keep it disabled; remove it there"
-        )
-    if run_async(_record(settings, args.name, is_enabled=is_enabled)):
-        deps.output.words(f"{args.name}: {args.action}d on all workers within a second")
-    else:
-        deps.output.words(f"{args.name} is {args.action}d already")
+    if is_over_gateway() and (args.action == "purge" or args.load):
+        what = "--load" if args.load else args.action
+        raise UsageError(f"`nekro plugins {what}` works on this host only; unset NEKRO_URL to run it here")
+
+
+async def _run(args: Args, deps: Deps) -> int:
+    if args.action in ("enable", "disable"):
+        await _decide(args, deps, is_enabled=args.action == "enable")
+        return ExitCode.OK
+    async with open_api(deps, services=partial(CatalogueServices, of_this_host=args.load)) as api:
+        if args.action != "list":
+            await _wake(api, args, deps, is_awake=args.action == "wake")
+        elif args.chat is not None:
+            _show_of_chat(await api.chat(args.chat).plugins(), args, deps)
+        else:
+            return await _list(api, args, deps)
     return ExitCode.OK
 
 
-def _unknown(name: str, known: Sequence[str]) -> UsageError:
-    near = difflib.get_close_matches(name, known, n=3)
+async def _list(api: AsyncClient, args: Args, deps: Deps) -> int:
+    plugins = await api.plugins()
+    if args.json:
+        names = {"key", "status", "path", "version", "error", "placeholders"}
+        deps.output.json([plugin.model_dump(include=names) for plugin in plugins])
+    else:
+        rows = [(p.key, p.status, p.version, p.error or ", ".join(p.placeholders), p.path) for p in plugins]
+        deps.output.table(("KEY", "STATUS", "VERSION", "WHAT IS WRONG", "PATH"), rows)
+    await say_what_is_listed(api, deps.output, names=True)
+    return ExitCode.PLUGIN if any(plugin.status == "failed" for plugin in plugins) else ExitCode.OK
+
+
+async def _decide(args: Args, deps: Deps, *, is_enabled: bool) -> None:
+    name = str(args.name)
+    known: list[Plugin] = []
+    try:
+        async with open_api(deps, services=CatalogueServices) as api:
+            known = await api.plugins()
+            state = await api.enable_plugin(name, is_enabled=is_enabled)
+    except NotFoundError as exc:
+        raise _unknown(name, known) from exc
+    if state.is_changed:
+        deps.output.words(f"{name}: {args.action}d on all workers within a second")
+    else:
+        deps.output.words(f"{name} is {args.action}d already")
+
+
+def _unknown(name: str, plugins: Sequence[Plugin]) -> UsageError:
+    near = difflib.get_close_matches(name, [plugin.key for plugin in plugins], n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else "`nekro plugins` lists all plugins"
     return UsageError(f"there is no plugin {name!r}; {hint}")
 
 
-def _sleepers(args: Args, deps: Deps) -> int:
-    """List the plugins that may sleep in a chat, or change whether one is awake there."""
-    from nekro.app.rounds.sleeping_plugins import MOST_TURNS, may_sleep
-    from nekro.cli.services.database import change_sleeper as change
-    from nekro.cli.services.database import read_sleepers as read
+async def _wake(api: AsyncClient, args: Args, deps: Deps, *, is_awake: bool) -> None:
+    from nekro.app.rounds.sleeping_plugins import MOST_TURNS
 
-    if args.action not in ("list", "wake", "sleep"):
-        raise UsageError(f"`nekro plugins {args.action}` takes no --chat")
-    if args.chat is None:
-        raise UsageError(f"name the chat: `nekro plugins {args.action} {args.name or 'KEY'} --chat KEY`")
     if args.turns is not None and not 1 <= args.turns <= MOST_TURNS:
         raise UsageError(f"--turns {args.turns} must be from 1 to {MOST_TURNS}")
-    settings = deps.load_settings()
-    plugins = load_catalogue(settings, of_this_host=args.load).plugins
-    sleepers = [p for p in plugins if may_sleep(p, keep_awake=settings.plugins.keep_awake)]
-    if args.action == "list":
-        listed = run_async(read(settings, args.chat, sleepers))
-        if args.json:
-            deps.output.json(listed)
-        else:
-            rows = [(one["key"], _state(one), one["brief"]) for one in listed]
-            deps.output.table(("KEY", "STATE", "BRIEF"), rows)
-        return ExitCode.OK
-    if args.name not in [plugin.key for plugin in plugins]:
-        raise _unknown(args.name or "", [plugin.key for plugin in plugins])
-    if args.name not in [plugin.key for plugin in sleepers]:
-        raise UsageError(
-            f"{args.name} is always awake: it declares no sleep, or NEKRO_PLUGINS__KEEP_AWAKE names it"
-        )
-    is_awake = args.action == "wake"
-    is_changed = run_async(change(settings, args.chat, args.name, is_awake=is_awake, turns=args.turns))
+    name, chat = args.name or "", str(args.chat)
+    plugins = await api.plugins()
+    if name not in {plugin.key for plugin in plugins}:
+        raise _unknown(name, plugins)
+    state = await api.chat(chat).set_plugin(name, is_awake=is_awake, turns=args.turns)
     until = "until `sleep`" if args.turns is None else f"for {args.turns} turns"
-    state = (
-        f"is awake in {args.chat} from the next turn on, {until}" if is_awake else f"sleeps in {args.chat}"
-    )
-    deps.output.words(f"{args.name} {state}{'' if is_changed else ' already'}")
-    return ExitCode.OK
+    words = f"is awake in {chat} from the next turn on, {until}" if is_awake else f"sleeps in {chat}"
+    deps.output.words(f"{name} {words}{'' if state.is_changed else ' already'}")
 
 
-def _state(described: Mapping[str, Any]) -> str:
-    if not described["is_awake"]:
+def _show_of_chat(plugins: Sequence[ChatPlugin], args: Args, deps: Deps) -> None:
+    if args.json:
+        deps.output.json([plugin.model_dump() for plugin in plugins])
+    else:
+        rows = [(plugin.key, _state(plugin), plugin.brief) for plugin in plugins]
+        deps.output.table(("KEY", "STATE", "BRIEF"), rows)
+
+
+def _state(plugin: ChatPlugin) -> str:
+    if not plugin.is_awake:
         return "asleep"
-    left = described["turns_left"]
-    return "awake" if left is None else f"awake, {left} turns left"
-
-
-async def _record(settings: Settings, key: str, *, is_enabled: bool) -> bool:
-    async with open_database(settings) as database, database.autocommit() as transaction:
-        return await transaction.plugin_states.set(key, is_enabled=is_enabled)
-
-
-async def _disabled(settings: Settings) -> set[str]:
-    """Return the plugins that an operator disabled; none where there is no database yet."""
-    from storage.engine import Database
-
-    try:
-        async with Database(settings.database, settings.data_dir) as database, database.read() as transaction:
-            return {s.plugin_key for s in await transaction.plugin_states.all() if not s.is_enabled}
-    except StorageError:
-        return set()
+    return "awake" if plugin.turns_left is None else f"awake, {plugin.turns_left} turns left"
 
 
 def _new(args: Args, deps: Deps) -> int:
@@ -261,28 +218,4 @@ def _purge(args: Args, deps: Deps) -> int:
         raise UsageError(f"nothing was deleted; --yes deletes the data of {args.name}: {described}")
     run_async(purge(settings, data))
     deps.output.words(f"deleted: {described}")
-    return ExitCode.OK
-
-
-def run_over_gateway(args: Args, deps: Deps) -> int:
-    """List the plugins that the workers serve, or enable or disable one."""
-    if args.action == "new":
-        return run(args, deps)
-    if args.action in ("purge", "wake", "sleep") or args.load or args.chat is not None:
-        raise UsageError("this needs the workers' host; unset NEKRO_URL there")
-    if args.action == "list":
-        with open_client() as client:
-            plugins = client.plugins()
-        names = {"key", "status", "version", "error", "placeholders"}
-        return show_list(
-            [plugin.model_dump(include=names) | {"path": None} for plugin in plugins], args, deps
-        )
-    if not args.name:
-        raise UsageError(f"name the plugin: `nekro plugins {args.action} author.module`")
-    with open_client() as client:
-        state = client.enable_plugin(args.name, is_enabled=args.action == "enable")
-    suffix = (
-        f"{args.action}d on all workers within a second" if state.is_changed else f"is {args.action}d already"
-    )
-    deps.output.words(f"{args.name}: {suffix}" if state.is_changed else f"{args.name} {suffix}")
     return ExitCode.OK

@@ -146,21 +146,23 @@ def _sandbox_limit(limit: Enforcement) -> Check:
 
 
 def _plugins(settings: Settings) -> Check:
-    from nekro.cli.views.catalogue import load_catalogue
+    from nekro.cli.views.catalogue import read_catalogue
     from nekro.plugins.entries import PluginStatus
+    from nekro.plugins.entry_registry import Registry
 
-    catalogue = load_catalogue(settings)
+    catalogue = asyncio.run(read_catalogue(settings))
+    differences = catalogue.differences()
     failed = [plugin for plugin in catalogue.plugins if plugin.status is PluginStatus.FAILED]
     loaded = len(catalogue.plugins) - len(failed)
-    detail = f"{loaded} loaded with {len(catalogue.registry.enabled())} methods"
-    if catalogue.note:
-        detail += f" ({catalogue.note})"
+    detail = f"{loaded} loaded with {len(Registry(catalogue.plugins).enabled())} methods"
+    if not catalogue.is_live:
+        detail += f" (no worker is running; {catalogue.note})"
     if not failed:
         return Check(
             name="plugins",
-            verdict=CheckState.WARNING if catalogue.differences else CheckState.OK,
-            detail="; ".join([detail, *catalogue.differences]),
-            fix="restart the workers that run older files" if catalogue.differences else "",
+            verdict=CheckState.WARNING if differences else CheckState.OK,
+            detail="; ".join([detail, *differences]),
+            fix="restart the workers that run older files" if differences else "",
         )
     faults = "; ".join(f"{plugin.key}: {plugin.error}" for plugin in failed)
     return Check(
@@ -218,7 +220,7 @@ def _local_workers(settings: Settings) -> list[Check]:
 def _ask_broker(settings: Settings) -> set[str]:
     from broker_config.app import create_app
     from nekro.broker.broker_figures import lane_workers
-    from nekro.cli.services.database import follow_shared_time
+    from nekro.cli.local_api import follow_shared_time
 
     settings = resolve_settings(settings)
     follow_shared_time(settings)  # workers refuse commands whose time is far from theirs

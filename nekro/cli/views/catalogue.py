@@ -8,120 +8,169 @@ commands start here, so a child process imports the plugins of the settings, as 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from broker_config.settings import Settings
-from nekro.app.catalogue import command_names
+from nekro.app.catalogue import CatalogueReader, FleetCatalogue, LaneOverrides
+from nekro.base.shared_property import shared_property
 from nekro.cli.environment import environment_of
+from nekro.cli.local_api import LocalServices
 from nekro.cli.output import Output
 from nekro.plugins.entries import PluginEntry
 from nekro.plugins.entry_registry import Registry
+from nekro.plugins.lanes import LaneChooser
 from nekro_agent.durations import PROGRAM_SECONDS
-from nekro_agent.errors import ServiceError, StorageError
+from nekro_agent.errors import ServiceError, StorageError, StorageUnavailableError
 from nekro_agent.execution.tied_process import tied_to_this_process
 from storage.driver.urls import exists
+from storage.engine import Database
 
 if TYPE_CHECKING:
-    from nekro.app.catalogue import FleetCatalogue
+    from nekro.app.background import BackgroundLoop
+    from nekro_client import AsyncClient
 
-__all__ = ["Catalogue", "load_catalogue", "published", "say_what_is_listed", "say_which_names_clash"]
-
-_NONE_LIVE = "no worker is running; "
-
-
-@dataclass(frozen=True, kw_only=True)
-class Catalogue:
-    """Plugins with their methods and commands, and where they were read."""
-
-    registry: Registry
-    #: Plugins that differ between workers, or that some workers failed to load; one line per plugin.
-    differences: Sequence[str] = ()
-    #: Settings without effect.
-    loading_warnings: Sequence[str] = ()
-    #: What the list shows if no worker is live; "" otherwise.
-    note: str = ""
-    #: Whether workers publish it at present.
-    is_live: bool = False
-
-    @property
-    def plugins(self) -> Sequence[PluginEntry]:
-        """Every plugin and every failure, in loading order."""
-        return self.registry.plugins
+__all__ = ["CatalogueServices", "published", "read_catalogue", "say_what_is_listed"]
 
 
-def load_catalogue(settings: Settings, *, of_this_host: bool = False) -> Catalogue:
+async def read_catalogue(settings: Settings) -> FleetCatalogue:
     """Return what the fleet serves, or what workers of this host would serve; see this module.
-
-    Args:
-        of_this_host: import the plugins that the settings name, even if workers are live.
 
     Raises:
         ServiceError: the process that imports the plugins ended without an answer.
     """
-    fleet = None if of_this_host else asyncio.run(published(settings))
-    if fleet is not None and (fleet.is_live or (settings.broker.url is not None and fleet.plugins)):
-        registry = Registry(fleet.plugins)
-        note = "" if fleet.is_live else f"{_NONE_LIVE}this is what the last ones served"
-        return Catalogue(registry=registry, differences=fleet.differences(), note=note, is_live=fleet.is_live)
-    if settings.broker.url is not None and not of_this_host:
-        note = "start `nekro worker --lane methods`; `nekro plugins --load` lists the plugins of this host"
-        note = f"{_NONE_LIVE}{note}"
-        return Catalogue(registry=Registry(), note=note)
-    note = "" if of_this_host else f"{_NONE_LIVE}these are the plugins that workers of this host would load"
-    return _of_this_host(settings, note=note)
+    async with CatalogueServices(settings) as services:
+        return await services.read_catalogue()
 
 
-async def published(settings: Settings) -> FleetCatalogue | None:
-    """Return the catalogue of the database; None when there is no database yet, or it does not answer."""
-    from nekro.app.catalogue import CatalogueReader
-    from storage.engine import Database
-
-    if not exists(settings.database, settings.data_dir):
-        return None
-    try:
-        async with Database(settings.database, settings.data_dir) as database:
-            return await CatalogueReader(database).read()
-    except StorageError:
-        return None
+async def published(settings: Settings) -> FleetCatalogue:
+    """Return the catalogue of the database; nothing when there is no database yet, or it does not answer."""
+    async with CatalogueServices(settings) as services:
+        return await services.published()
 
 
-def _of_this_host(settings: Settings, *, note: str) -> Catalogue:
+class CatalogueServices(LocalServices):
+    """The services of operations on methods, commands and plugins, in a process that does not call any."""
+
+    def __init__(self, settings: Settings, *, of_this_host: bool = False) -> None:
+        """Open nothing.
+
+        Args:
+            of_this_host: import the plugins that the settings name, even if workers are live.
+        """
+        super().__init__(settings)
+        self.registry = Registry()
+        self.lanes = LaneChooser()
+        self._of_this_host = of_this_host
+        self._catalogue: FleetCatalogue | None = None
+
+    @shared_property
+    def database(self) -> Database:
+        """The database.
+
+        Raises:
+            StorageUnavailableError: there is none yet; connecting would create an empty one.
+        """
+        if not self._has_database:
+            raise StorageUnavailableError("there is no database yet; run `nekro db upgrade`")
+        return Database(self.settings.database, self.settings.data_dir)
+
+    @shared_property
+    def lane_overrides(self) -> LaneOverrides:
+        """The lane overrides; none where there is no database."""
+        settings = self.settings
+        unopened = Database(settings.database, settings.data_dir)
+        database = self.database if self._has_database else unopened
+        return LaneOverrides(database, _no_background, self.lanes, on_pinned=lambda keys: None)
+
+    async def refresh(self) -> None:
+        """Read the catalogue and the lane overrides."""
+        await self.read_catalogue()
+        if self._has_database:
+            await self.lane_overrides.refresh()
+
+    @property
+    def _has_database(self) -> bool:
+        return exists(self.settings.database, self.settings.data_dir)
+
+    async def read_catalogue(self) -> FleetCatalogue:
+        """Return the catalogue, which is read once.
+
+        Raises:
+            ServiceError: as ``read_catalogue`` of this module.
+        """
+        if self._catalogue is None:
+            self._catalogue = await self._read()
+            self.registry.replace(self._catalogue.plugins)
+            declared = {plugin.key for plugin in self._catalogue.plugins if plugin.pinned}
+            self.lanes.declare({*declared, *self.settings.workers.pinned_plugins})
+        return self._catalogue
+
+    async def published(self) -> FleetCatalogue:
+        """Return the catalogue of the database; nothing if it does not answer."""
+        with contextlib.suppress(StorageError):
+            return await CatalogueReader(self.database).read()
+        return FleetCatalogue(versions={})
+
+    async def look_for(self, plugin_key: str) -> None:
+        """Add the plugins of this host to the registry if it lacks one that no worker may have published."""
+        known = (await self.read_catalogue()).plugins
+        if plugin_key not in {plugin.key for plugin in known}:
+            self.registry.replace([*known, *(await _of_this_host(self.settings)).plugins])
+
+    async def _read(self) -> FleetCatalogue:
+        if not self._of_this_host:
+            fleet = await self.published()
+            if fleet.is_live or self.settings.broker.url is not None:
+                return fleet
+        return await _of_this_host(self.settings)
+
+
+def _no_background() -> BackgroundLoop:
+    raise NotImplementedError  # of the watchdog, which runs in workers
+
+
+async def _of_this_host(settings: Settings) -> FleetCatalogue:
     # `-P`: a folder of our packages' names in the working directory must not be imported.
-    command = tied_to_this_process(sys.executable, "-P", "-m", "nekro.plugins.description")
+    process = await asyncio.create_subprocess_exec(
+        *tied_to_this_process(sys.executable, "-P", "-m", "nekro.plugins.description"),
+        env=environment_of(settings),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     try:
-        done = subprocess.run(  # noqa: S603 - our own module
-            command,
-            env=environment_of(settings),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=True,
-            timeout=10 * PROGRAM_SECONDS,
-            start_new_session=True,
-        )
-        answer = json.loads(done.stdout)
-    except subprocess.CalledProcessError as exc:
-        last = exc.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise ServiceError(f"importing the plugins ended with exit code {exc.returncode}: {last}") from exc
-    except (subprocess.TimeoutExpired, ValueError) as exc:
-        raise ServiceError(f"importing the plugins gave no answer: {exc}") from exc
-    registry = Registry(PluginEntry.from_json(text) for text in answer["plugins"])
-    return Catalogue(registry=registry, loading_warnings=answer["warnings"], note=note)
+        out, err = await asyncio.wait_for(process.communicate(), 10 * PROGRAM_SECONDS)
+        answer = json.loads(out) if process.returncode == 0 else None
+    except (TimeoutError, ValueError) as exc:
+        raise ServiceError(f"importing the plugins gave no answer: {exc or 'it takes too long'}") from exc
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if answer is None:
+        last = err.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise ServiceError(f"importing the plugins ended with exit code {process.returncode}: {last}")
+    return FleetCatalogue(
+        plugins=tuple(PluginEntry.from_json(text) for text in answer["plugins"]),
+        versions={},
+        warnings=tuple(answer["warnings"]),
+        note="these are the plugins that workers of this host would load",
+    )
 
 
-def say_what_is_listed(catalogue: Catalogue, output: Output) -> None:
-    """Print to stderr where the list comes from if no worker is live, and what is wrong with it."""
-    if catalogue.note:
-        output.words(catalogue.note)
-    for warning in (*catalogue.loading_warnings, *catalogue.differences):
-        output.words(f"warning: {warning}")
+async def say_what_is_listed(api: AsyncClient, output: Output, *, names: bool = False) -> None:
+    """Print to stderr where a list comes from if no worker is live, and what is wrong with it.
 
-
-def say_which_names_clash(catalogue: Catalogue, output: Output) -> None:
-    """Print to stderr which names of methods and commands do not mean what their plugin intends."""
-    for warning in (*catalogue.registry.warnings, *command_names(catalogue.registry).warnings):
+    Args:
+        names: also which names of methods and commands do not mean what their plugin intends.
+    """
+    state = await api.catalogue()
+    if state.note:
+        output.words(state.note)
+    for warning in (*state.warnings, *(state.name_warnings if names else ())):
         output.words(f"warning: {warning}")

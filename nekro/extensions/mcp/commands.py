@@ -9,42 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from broker_config.secret_files import secret_paths
 from broker_config.settings import Settings
+from nekro.cli.api import SystemNeed, is_over_gateway, open_api
 from nekro.cli.command import Deps, arg, chat_key, json_flag, positive_number, read_text, user_id_option
 from nekro.cli.doctor.service_checks import Check, CheckState
-from nekro.cli.gateway_client import open_client
+from nekro.cli.local_api import open_database
+from nekro.cli.local_operations import Operation
 from nekro.cli.running import ExitCode, run_async
-from nekro.cli.services.database import open_database
 from nekro.extensions.mcp.declarations import parse
-from nekro.extensions.mcp.questions import answer_key, answer_question, content_of, is_asked_by
-from nekro.extensions.mcp.servers import (
-    McpServer,
-    ServerSource,
-    describe_server,
-    file_path,
-    read_servers,
-    secret_warnings,
-)
-from nekro_agent.errors import NotFoundError, StorageError, UsageError
+from nekro.extensions.mcp.questions import content_of
+from nekro.extensions.mcp.servers import describe_server, read_servers, secret_warnings
+from nekro_agent.errors import StorageError, UsageError
 from storage.driver.urls import exists
 
 if TYPE_CHECKING:
-    from nekro_client import Client
+    from nekro_client import AsyncClient
+    from nekro_client.models import McpServer
 
-__all__ = [
-    "ANSWERS",
-    "EPILOG",
-    "Args",
-    "check",
-    "checks",
-    "declared",
-    "reply",
-    "run",
-    "run_over_gateway",
-    "show_list",
-    "show_test",
-]
+__all__ = ["EPILOG", "OPERATIONS", "Args", "checks", "declared", "run", "show_test"]
 
 
 EPILOG: Final = """\
@@ -79,7 +61,22 @@ prints {name, plugin, error, about, confinement, tools}.
 running system, or its own, until the host closes stdin. Over NEKRO_URL it relays to `/mcp` of that gateway.
 """
 #: Actions on a question.
-ANSWERS: Final = ("answer", "decline")
+_ANSWERS: Final = ("answer", "decline")
+
+
+def _operation(name: str, *, body: str = "", is_whole: bool = False) -> Operation:
+    target = f"nekro.extensions.mcp.operations.{name}"
+    return Operation(target=target, body=body, fields={}, is_whole=is_whole)
+
+
+#: Operations of this extension, by the names of the client's methods.
+OPERATIONS: Final = {
+    "mcp_servers": _operation("list_mcp_servers", is_whole=True),
+    "put_mcp_server": _operation("put_mcp_server", body="McpServerBody"),
+    "remove_mcp_server": _operation("delete_mcp_server"),
+    "test_mcp_server": _operation("test_mcp_server"),
+    "answer_mcp_question": _operation("answer_mcp_question", body="McpReplyBody"),
+}
 
 _APPROVALS: Final = {"all": True, "none": False}
 
@@ -160,44 +157,77 @@ class Args:
 
 
 def run(args: Args, deps: Deps) -> int:
-    """List, add, test or remove; or serve the local system."""
-    check(args)
-    settings = deps.load_settings()
-    if args.action == "serve":
-        from nekro.extensions.mcp.serve import serve
+    """Run the action."""
+    _check(args)
+    return run_async(_serve(args, deps) if args.action == "serve" else _run(args, deps))
 
-        run_async(serve(settings, chat_key=args.chat_key, user_id=args.user_id, output=deps.output))
+
+async def _run(args: Args, deps: Deps) -> int:
+    name = args.name or ""
+    from nekro.cli.services.system import CALL_LANES
+
+    need = SystemNeed(command="mcp", lanes=CALL_LANES, needs_workers=True)
+    system = need if args.action == "test" else None
+    async with open_api(deps, system=system, here=OPERATIONS) as api:
+        if args.action == "answer":
+            content = content_of(args.values)
+            reply = await api.answer_mcp_question(name, action="accept", content=content)
+            deps.output.words(f"{name}: passed to call {reply.call_id}")
+        elif args.action == "decline":
+            reply = await api.answer_mcp_question(name, action="decline")
+            deps.output.words(f"{name}: passed to call {reply.call_id}")
+        elif args.action == "add":
+            await _add(api, name, args, deps)
+        elif args.action == "remove":
+            await api.remove_mcp_server(name)
+            deps.output.words(f"{name}: removed from all workers within a second")
+        elif args.action == "test":
+            return show_test((await api.test_mcp_server(name)).model_dump(), args, deps)
+        else:
+            return _show_list(await api.mcp_servers(), args, deps)
+    return ExitCode.OK
+
+
+async def _serve(args: Args, deps: Deps) -> int:
+    from nekro.extensions.mcp.serve import relay, serve
+
+    if not is_over_gateway():
+        settings = deps.load_settings()
+        await serve(settings, chat_key=args.chat_key, user_id=args.user_id, output=deps.output)
         return ExitCode.OK
-    if args.action == "add":
-        return run_async(_add(args, deps, settings))
-    if args.action == "test":
-        return _test(args, deps, settings)
-    if args.action == "remove":
-        return run_async(_remove(args, deps, settings))
-    if args.action in ANSWERS:
-        return run_async(_answer(args, deps, settings))
-    servers = run_async(_servers(settings))
-    return show_list([describe_server(server) for server in servers], args, deps)
+    from nekro_client import ClientError
+
+    try:
+        await relay(chat_key=args.chat_key, user_id=args.user_id)
+    except ClientError as exc:
+        raise UsageError(str(exc)) from exc
+    return ExitCode.OK
 
 
-def check(args: Args) -> None:
+def _check(args: Args) -> None:
     """Return if the arguments fit together.
 
     Raises:
         UsageError: they do not.
     """
-    what = "the question" if args.action in ANSWERS else "the server"
+    what = "the question" if args.action in _ANSWERS else "the server"
     if args.action not in ("list", "serve") and not args.name:
         raise UsageError(f"name {what}: `nekro mcp {args.action} {what.rpartition(' ')[2].upper()}`")
     if args.values and args.action != "answer":
         raise UsageError(f"{args.values[0]!r}: only `nekro mcp answer` takes values")
 
 
-def reply(args: Args) -> dict[str, Any]:
-    """Return the answer that the arguments of `answer` or `decline` describe."""
-    if args.action == "decline":
-        return {"action": "decline"}
-    return {"action": "accept", "content": content_of(args.values)}
+async def _add(api: AsyncClient, name: str, args: Args, deps: Deps) -> None:
+    entry = declared(args)
+    for warning in secret_warnings(name, parse(name, entry)[0]):
+        deps.output.words(f"warning: {warning}")
+    server = await api.put_mcp_server(name, declaration=entry, is_enabled=not args.disabled)
+    if server.source == "file":
+        deps.output.words(f"warning: the file mcp.json of the workers declares {name} too, and wins")
+    if args.json:
+        deps.output.json(server.model_dump())
+    else:
+        deps.output.words(f"{name}: declared as plugin {server.plugin}; `nekro mcp test {name}` tries it")
 
 
 def declared(args: Args) -> dict[str, Any]:
@@ -236,31 +266,31 @@ def declared(args: Args) -> dict[str, Any]:
     return entry | ({"nekro": own} if own else {})
 
 
-def show_list(listed: Sequence[Mapping[str, Any]], args: Args, deps: Deps) -> int:
-    """Print servers as ``describe_server`` returns them; returns the exit code."""
+def _show_list(servers: Sequence[McpServer], args: Args, deps: Deps) -> int:
+    """Print servers; returns the exit code."""
     if args.json:
-        deps.output.json(listed)
+        deps.output.json([server.model_dump() for server in servers])
     else:
         rows = [
             (
-                one["name"],
-                one["status"],
-                one["transport"] or "",
-                str(len(one["tools"])),
-                f"{one['source']}{' (also in the database)' if one['is_in_both'] else ''}",
-                one["error"] or _shown(one),
+                server.name,
+                server.status,
+                server.transport or "",
+                str(len(server.tools)),
+                f"{server.source}{' (also in the database)' if server.is_in_both else ''}",
+                server.error or _shown(server),
             )
-            for one in listed
+            for server in servers
         ]
         deps.output.table(("NAME", "STATUS", "TRANSPORT", "TOOLS", "DECLARED IN", "SERVER OR ERROR"), rows)
-    return ExitCode.PLUGIN if any(one["status"] == "failed" for one in listed) else ExitCode.OK
+    return ExitCode.PLUGIN if any(server.status == "failed" for server in servers) else ExitCode.OK
 
 
-def _shown(one: Mapping[str, Any]) -> str:
+def _shown(server: McpServer) -> str:
     """Return what a server says about itself, with the number of notes on its tools."""
-    notes = len(one["notes"])
-    more = f"{notes} note{'s' if notes > 1 else ''} on its tools, see `nekro mcp test {one['name']}`"
-    return "; ".join([*([one["server"]] if one["server"] else []), *([more] if notes else [])])
+    notes = len(server.notes)
+    more = f"{notes} note{'s' if notes > 1 else ''} on its tools, see `nekro mcp test {server.name}`"
+    return "; ".join([*([server.server] if server.server else []), *([more] if notes else [])])
 
 
 def show_test(answer: Mapping[str, Any], args: Args, deps: Deps) -> int:
@@ -302,77 +332,6 @@ def _confinement(confinement: Mapping[str, Any] | None) -> str:
     )
 
 
-async def _servers(settings: Settings) -> list[McpServer]:
-    async with open_database(settings) as database:
-        return await read_servers(settings, database)
-
-
-async def _add(args: Args, deps: Deps, settings: Settings) -> int:
-    from nekro.extensions.mcp.rows import ServerRows
-
-    name, entry = args.name or "", declared(args)
-    declaration, is_enabled = parse(name, entry, secrets=secret_paths(settings))
-    async with open_database(settings) as database:
-        async with database.autocommit() as transaction:
-            await ServerRows(transaction.connection).put(
-                name, json.loads(declaration.to_json()), is_enabled=is_enabled and not args.disabled
-            )
-        servers = {server.name: server for server in await read_servers(settings, database)}
-    server = servers[name]
-    for warning in secret_warnings(name, declaration):
-        deps.output.words(f"warning: {warning}")
-    if server.source is ServerSource.FILE:
-        deps.output.words(f"warning: {file_path(settings)} declares {name} too, and wins")
-    if args.json:
-        deps.output.json(describe_server(server))
-    else:
-        deps.output.words(f"{name}: declared as plugin {server.plugin_key}; `nekro mcp test {name}` tries it")
-    return ExitCode.OK
-
-
-async def _remove(args: Args, deps: Deps, settings: Settings) -> int:
-    from nekro.extensions.mcp.rows import ServerRows
-
-    name = args.name or ""
-    async with open_database(settings) as database:
-        async with database.autocommit() as transaction:
-            is_removed = await ServerRows(transaction.connection).remove(name)
-        servers = {server.name for server in await read_servers(settings, database)}
-    if not is_removed:
-        where = f"; {file_path(settings)} declares it, remove it there" if name in servers else ""
-        raise UsageError(f"the database declares no MCP server {name!r}{where}")
-    deps.output.words(f"{name}: removed from all workers within a second")
-    return ExitCode.OK
-
-
-async def _answer(args: Args, deps: Deps, settings: Settings) -> int:
-    async with open_database(settings) as database:
-        call_id = await answer_question(database, args.name or "", reply(args))
-    deps.output.words(f"{args.name}: passed to call {call_id}")
-    return ExitCode.OK
-
-
-def _test(args: Args, deps: Deps, settings: Settings) -> int:
-    from nekro.cli.services.presence import awaited_with_workers
-    from nekro.cli.services.system import CALL_LANES, open_services
-
-    async def work() -> int:
-        async with open_services(settings, command="mcp", lanes=CALL_LANES, output=deps.output) as opened:
-            _, services = opened
-            servers = {server.name: server for server in await read_servers(settings, services.database)}
-            if args.name not in servers:
-                raise UsageError(f"there is no MCP server {args.name!r}; `nekro mcp` lists them")
-            key = servers[args.name].plugin_key
-            lane = services.lanes.lane_of_plugin(key)
-            from nekro.extensions.mcp.follower import try_on_worker
-
-            trial = try_on_worker(services, key)
-            answer = await awaited_with_workers(trial, lambda: services.app, lane=lane)
-        return show_test(answer, args, deps)
-
-    return run_async(work())
-
-
 def _object(text: str) -> dict[str, Any]:
     source = "--declaration"
     if text == "-" or text.startswith("@"):
@@ -410,7 +369,8 @@ async def checks(settings: Settings) -> list[Check]:
     if not exists(settings.database, settings.data_dir):
         return []
     try:
-        servers = await _servers(settings)
+        async with open_database(settings) as database:
+            servers = await read_servers(settings, database)
     except StorageError:  # the database has a check of its own
         return []
     failed = [server.name for server in servers if describe_server(server)["status"] == "failed"]
@@ -421,59 +381,3 @@ async def checks(settings: Settings) -> list[Check]:
         )
         return [Check(name="mcp", verdict=CheckState.WARNING, detail=detail, fix=fix)]
     return [Check(name="mcp", verdict=CheckState.OK, detail=f"{len(servers)} servers")] if servers else []
-
-
-def run_over_gateway(args: Args, deps: Deps) -> int:
-    """List, declare, test or remove MCP servers, answer a question of one, or relay to the gateway."""
-    check(args)
-    if args.action == "serve":
-        return _relay(args)
-    name = args.name or ""
-    with open_client() as client:
-        if args.action in ANSWERS:
-            return _answer_over_gateway(client, args, deps)
-        if args.action == "list":
-            return show_list([server.model_dump(mode="json") for server in client.mcp_servers()], args, deps)
-        if args.action == "test":
-            return show_test(client.test_mcp_server(name).model_dump(mode="json"), args, deps)
-        if args.action == "remove":
-            client.remove_mcp_server(name)
-            deps.output.words(f"{name}: removed from all workers within a second")
-            return ExitCode.OK
-        entry = declared(args)
-        for warning in secret_warnings(name, parse(name, entry)[0]):
-            deps.output.words(f"warning: {warning}")
-        server = client.put_mcp_server(name, entry, is_enabled=not args.disabled)
-    if args.json:
-        deps.output.json(server.model_dump(mode="json"))
-    else:
-        deps.output.words(f"{name}: declared as plugin {server.plugin}; `nekro mcp test {name}` tries it")
-    return ExitCode.OK
-
-
-def _relay(args: Args) -> int:
-    from nekro.extensions.mcp.serve import relay
-    from nekro_client import ClientError
-
-    try:
-        run_async(relay(chat_key=args.chat_key, user_id=args.user_id))
-    except ClientError as exc:
-        raise UsageError(str(exc)) from exc
-    return ExitCode.OK
-
-
-def _answer_over_gateway(client: Client, args: Args, deps: Deps) -> int:
-    """Answer the question of an open call, whose id begins like that of the question."""
-    name = args.name or ""
-    cursor: str | None = None
-    while True:
-        page = client.jobs.list(open_only=True, cursor=cursor)
-        for job in page.items:
-            if is_asked_by(name, job.id):
-                client.jobs.signal(job.id, answer_key(name), reply(args))
-                deps.output.words(f"{name}: passed to call {job.id}")
-                return ExitCode.OK
-        cursor = page.next_cursor
-        if cursor is None:
-            break
-    raise NotFoundError(f"no call waits for an answer to question {name}; it may be over")

@@ -26,7 +26,7 @@ from nekro.gateway.problems import problem_of
 from nekro.gateway.streams.events import Reader
 from nekro.gateway.web.bodies import KeyedRoute
 from nekro.gateway.web.responses import EVENT_STREAM, EventResponse, accepts
-from nekro.operations import calls
+from nekro.operations import calls, catalogue
 from nekro.operations.actor import Actor, Scope
 from nekro.wire.plain_json import json_text
 from nekro_agent.errors import NekroError
@@ -185,5 +185,5 @@ route(
     status_of=lambda call: HTTPStatus.OK if call.approval_id is None else HTTPStatus.ACCEPTED,
     responses={HTTPStatus.ACCEPTED: {"model": Call, "description": "The call waits for approval."}},
 )
-route(router, "GET", "/commands", calls.list_commands)
+route(router, "GET", "/commands", catalogue.list_commands)
 route(router, "POST", "/commands", calls.run_command)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from contextlib import ExitStack
 from datetime import datetime, timedelta
 from http import HTTPStatus
-from typing import Final
+from typing import Annotated, Final
 from urllib.parse import quote
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import RootModel
 
 from broker_config.settings import RetentionSettings
@@ -47,6 +47,7 @@ _PRIVATE: Final = {"Cache-Control": "private, no-cache"}
 
 
 route(router, "GET", "/chats/{chat_key}/files", files.list_files)
+route(router, "GET", "/chats/{chat_key}/file-info", files.get_file_info)
 
 
 @router.put(
@@ -60,14 +61,25 @@ async def put_file(
     request: Request,
     response: Response,
     actor: ActorDep,
+    path: Annotated[
+        str | None,
+        Query(
+            max_length=8192,
+            description="Where to store it instead, as sandboxed code writes it: a file, or a directory that "
+            "ends in `/`. It needs the scope `admin` and replaces a file of its name.",
+        ),
+    ] = None,
+    replace: Annotated[
+        bool, Query(description="Replace a file of its name, if the key has the scope `admin`.")
+    ] = False,
 ) -> FileInfo:
     """Store the body as a file in the chat's uploads; the same content again has no effect.
 
     409: another file has the name. 507: the chat's uploads, or the quota of the key, have no space for it.
     """
-    files.require_upload(actor, chat_key, name)
+    files.require_upload(actor, chat_key, name, path=path)
     async with open_body(request, actor.services) as body:
-        info = await files.put_file(actor, chat_key, name, body)
+        info = await files.put_file(actor, chat_key, name, body, path=path, replaces=replace)
     response.headers["Location"] = info.url
     return info
 

@@ -28,8 +28,13 @@ route(_approvals, "POST", "/approvals/{approval_id}/decision", approvals.decide_
 route(_approvals, "POST", "/approvals/{approval_id}/revoke", approvals.revoke_approval)
 
 _catalogue = _router("catalogue")
+route(_catalogue, "GET", "/catalogue", catalogue.get_catalogue)
 route(_catalogue, "GET", "/methods", catalogue.list_methods)
+route(_catalogue, "PUT", "/lanes/{name}", catalogue.put_lane)
+route(_catalogue, "DELETE", "/lanes/{name}", catalogue.delete_lane)
 route(_catalogue, "GET", "/plugins", catalogue.list_plugins)
+route(_catalogue, "GET", "/chats/{chat_key}/plugins", catalogue.list_chat_plugins)
+route(_catalogue, "PUT", "/chats/{chat_key}/plugins/{plugin_key}", catalogue.put_chat_plugin)
 route(_catalogue, "GET", "/plugins/{plugin_key}/config", catalogue.get_plugin_config)
 route(_catalogue, "PATCH", "/plugins/{plugin_key}/config", catalogue.change_plugin_config)
 route(_catalogue, "POST", "/plugins/{plugin_key}/enable", catalogue.enable_plugin)

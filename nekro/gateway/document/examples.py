@@ -158,6 +158,7 @@ _EVENTS: Final = (
 _PARAMETERS: Final[Mapping[str, Any]] = {
     "approval_id": _APPROVAL,
     "call_id": _CALL,
+    "catalogue name": f"{_PLUGIN}.save_note",
     "chat_key": CHAT,
     "file_id": _FILE["id"],
     "files name": "report.csv",
@@ -208,7 +209,17 @@ _MODELS: Final[Mapping[str, Any]] = {
         "user_id": "ada",
         "args": ["shop", "Shopping", "milk"],
     },
+    "CatalogueState": {"is_live": True},
     "ChatBody": {"title": "Shopping"},
+    "ChatPlugin": {
+        "key": _PLUGIN,
+        "name": "Notes",
+        "is_awake": True,
+        "turns_left": 5,
+        "brief": "Keeps short notes per user.",
+    },
+    "ChatPluginBody": {"is_awake": True, "turns": 5},
+    "ChatPluginState": {"key": _PLUGIN, "is_awake": True, "is_changed": True},
     "ChatSummary": {
         "chat_key": CHAT,
         "adapter": "web",
@@ -341,6 +352,8 @@ _MODELS: Final[Mapping[str, Any]] = {
         "updated_at": ENDED,
     },
     "KeyBody": {"name": "shop", "scopes": ["read", "post"], "chats": "web-*", "cost_per_day": 5.0},
+    "LaneBody": {"lane": "long"},
+    "LaneState": {"name": f"{_PLUGIN}.save_note", "lane": "long", "is_changed": True},
     "Message": _ANSWER,
     "Method": {
         "name": "save_note",
