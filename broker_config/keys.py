@@ -13,6 +13,11 @@
 ``<prefix>request:<digest>``
     string, expires after an hour, on the results' Redis: id of the call that a request of an MCP client
     causes. Any gateway finds it there when the client cancels the request by its number.
+``<prefix>rate:<key id>``
+    string, expires within a minute, on the results' Redis: the time at which all requests of an API key have
+    been paid for; see ``nekro.gateway.access.limits``.
+``<prefix>login:<word>``
+    string, expires with the log-in that was used, on the results' Redis: it cannot be used again.
 ``<prefix>watcher:<id>``
     string, expires a minute after its last renewal: the queue ``watch.<id>`` of a 0.2 process has a reader.
 ``<prefix>offers:<queue>``
@@ -94,6 +99,14 @@ class Keys:
     def epoch(self) -> str:
         """Hash for the detection of lost messages; see ``nekro.broker.redis.losses``."""
         return f"{self.prefix}epochs"
+
+    def rate(self, key_id: str) -> str:
+        """String with the time at which the requests of an API key have been paid for."""
+        return f"{self.prefix}rate:{key_id}"
+
+    def login(self, word: str) -> str:
+        """String that exists after a log-in was used."""
+        return f"{self.prefix}login:{word}"
 
     def request(self, digest: str) -> str:
         """Id of the call of a client's request (string)."""

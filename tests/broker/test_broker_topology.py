@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import redis
 from celery import Celery
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu import Queue
 
+from broker_config import keys
 from broker_config.app import NekroApp
 from broker_config.keys import pinned_queue
 from broker_config.settings import Settings
@@ -137,3 +140,22 @@ def test_all_published_keys_have_the_key_prefix(app: Celery, make_settings: Call
         new = set(client.keys("*")) - before
     assert new
     assert all(key.startswith(prefix.encode()) for key in new)
+
+
+def test_the_list_of_redis_keys_names_each_one() -> None:
+    made = re.findall(r'f"\{self\.prefix\}([a-z-]+):?', Path(keys.__file__).read_text("utf-8"))
+    assert len(made) > 8
+    listed = keys.__doc__ or ""
+    of_celery = {"celery-task-meta-"}
+    assert [name for name in made if f"<prefix>{name}" not in listed and name not in of_celery] == []
+
+
+def test_no_other_module_makes_names_of_redis_keys() -> None:
+    root = Path(keys.__file__).parents[1]
+    found = [
+        str(path.relative_to(root))
+        for package in ("nekro", "workers", "storage")
+        for path in (root / package).rglob("*.py")
+        if re.search(r"key_prefix\}[a-z]+:", path.read_text("utf-8"))
+    ]
+    assert found == []

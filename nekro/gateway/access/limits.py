@@ -21,6 +21,7 @@ from typing import Final
 import redis
 from loguru import logger
 
+from broker_config.keys import Keys
 from broker_config.settings import GatewaySettings, Settings
 from nekro.broker.redis.link import RedisLink, Script
 from nekro.operations.actor import Identity, RefusedError
@@ -55,7 +56,7 @@ class Rates:
     def __init__(self, settings: Settings) -> None:
         """Take ``settings`` with every URL resolved; the first request connects."""
         self._link = RedisLink(settings.broker, settings.results.url or settings.broker.url)
-        self._prefix = f"{settings.broker.key_prefix}rate:"
+        self._keys = Keys(prefix=settings.broker.key_prefix)
         self._default = settings.gateway.requests_per_minute
         self._own: dict[str, float] = {}
         #: When Redis is asked again; 0: it answers.
@@ -93,7 +94,7 @@ class Rates:
         if self._asks_again_at:  # one request asks whether Redis answers again, the others do not wait for it
             self._asks_again_at = now + FRESH_SECONDS
         try:
-            owed = float(await self._link.run(_TAKE, [f"{self._prefix}{key_id}"], repr(seconds)))
+            owed = float(await self._link.run(_TAKE, [self._keys.rate(key_id)], repr(seconds)))
         except (redis.RedisError, OSError) as exc:
             logger.bind(error=str(exc)).warning("rate_counted_by_this_gateway_only")
             self._asks_again_at = time.monotonic() + FRESH_SECONDS

@@ -21,6 +21,7 @@ from typing import Final
 import redis
 
 from broker_config.embedded import resolve_signing_key
+from broker_config.keys import Keys
 from broker_config.settings import Settings
 from nekro.broker.redis.link import RedisLink
 from nekro.operations.actor import RefusedError
@@ -94,7 +95,7 @@ class LoginCodes:
         """Take ``settings`` with every URL resolved; the first code connects."""
         self._settings = settings
         self._link = RedisLink(settings.broker, settings.results.url or settings.broker.url)
-        self._prefix = f"{settings.broker.key_prefix}login:"
+        self._keys = Keys(prefix=settings.broker.key_prefix)
 
     async def take(self, code: str) -> str | None:
         """Return the id of the key of a code, and use the code up; None if it is not valid.
@@ -110,7 +111,7 @@ class LoginCodes:
             return None
         try:
             is_first = await self._link.execute(
-                "SET", f"{self._prefix}{match[3]}", "1", "NX", "EX", int(seconds) + _MARGIN_SECONDS
+                "SET", self._keys.login(match[3]), "1", "NX", "EX", int(seconds) + _MARGIN_SECONDS
             )
         except (redis.RedisError, OSError) as exc:
             raise RefusedError(
