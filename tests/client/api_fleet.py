@@ -65,8 +65,8 @@ async def hold(_ctx: AgentCtx, name: str) -> None:
         await asyncio.sleep(0.02)
 
 
-@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "pay", requires_approval=True)
-async def pay(_ctx: AgentCtx, name: str, amount: int = 1) -> str:
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "refund", requires_approval=True)
+async def refund(_ctx: AgentCtx, name: str, amount: int = 1) -> str:
     """Pay somebody."""
     return f"paid {name} {amount}"
 

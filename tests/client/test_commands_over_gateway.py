@@ -309,8 +309,8 @@ def test_jobs_are_the_same(beside: Command, over_gateway: Command) -> None:
 
 def ask_for_approval(nekro: Command, directory: Path, chat_key: str) -> dict[str, Any]:
     """Run code that calls a method which requires approval; returns the request as lists show it."""
-    (directory / "pay.py").write_text('pay("ada", 5)')
-    assert nekro("exec", "pay.py", "--chat-key", chat_key)[0] == 14
+    (directory / "refund.py").write_text('refund("ada", 5)')
+    assert nekro("exec", "refund.py", "--chat-key", chat_key)[0] == 14
     (asked,) = json.loads(nekro("approvals", "list", "--chat-key", chat_key, "--json")[1])
     return asked  # type: ignore[no-any-return]
 
@@ -321,7 +321,7 @@ def test_approvals_are_the_same_by_number_and_by_the_beginning_of_an_id(
     asked = ask_for_approval(over_gateway, tmp_path, "pays")
     assert same(beside, over_gateway, "approvals", "--chat-key", "pays") == [asked]
     shown = same(beside, over_gateway, "approvals", "show", str(asked["number"]))
-    assert (shown["id"], shown["call"]) == (asked["id"], "tests.desk.pay(\n    'ada',\n    5,\n)")
+    assert (shown["id"], shown["call"]) == (asked["id"], "tests.desk.refund(\n    'ada',\n    5,\n)")
     assert same(beside, over_gateway, "approvals", "show", asked["id"][:10]) == shown
     assert same(beside, over_gateway, "approvals", "show", f"#{asked['number']}") == shown
     for nekro in (beside, over_gateway):
@@ -340,7 +340,7 @@ def test_a_call_is_approved_with_other_arguments_which_are_shown(
     arguments = ("approvals", "approve", str(asked["number"]), "--scope", "chat", "--yes")
     code, _, err = nekro(*arguments, "--args", '["bob", 7]')
     assert code == 0 and re.search(r"-    'ada',\s+-    5,\s+\+    'bob',\s+\+    7,\n", err), err
-    assert f"approved: call {asked['call_id']} of tests.desk.pay runs as a job" in err
+    assert f"approved: call {asked['call_id']} of tests.desk.refund runs as a job" in err
     code, _, err = nekro(*arguments)
     assert code == ExitCode.STORAGE and "is approved by" in err
     revoked = json.loads(nekro("approvals", "revoke", asked["id"], "--json")[1])
