@@ -8,7 +8,7 @@ the method's arguments.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,7 +34,7 @@ class Operation:
     #: Name of the model that the keywords become the fields of (``nekro_client.models``); "": of none.
     body: str = ""
     #: Fields of the body that the method's name says.
-    fields: Mapping[str, Any]
+    fields: Mapping[str, Any] = field(default_factory=dict)
     #: Whether the method returns the items of all pages.
     is_whole: bool = False
     #: Whether the operation uses the database.

@@ -36,13 +36,17 @@ def own_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def said(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Run a command in this process; returns its exit code and its output without warnings."""
+    """Run a command in this process; returns its exit code and its error.
+
+    Left out are the warning of workers that root started, and lines about waiting, which slow starts bring.
+    """
     try:
         code = main.main(list(arguments))
     except SystemExit as exc:
         code = int(exc.code or 0)
     lines = capsys.readouterr().err.splitlines()
-    return code, "\n".join(line for line in lines if not line.startswith("warning: workers started by root"))
+    beside = ("warning: workers started by root", "waiting for ")
+    return code, "\n".join(line for line in lines if not line.startswith(beside))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -231,6 +232,10 @@ def test_a_stopped_worker_leaves_at_once_a_dead_one_ages_out_and_the_last_catalo
     refused = fleet.run("call", "todo_version")
     assert refused.returncode == ExitCode.SERVICE
     assert "no worker serves lane methods; start `nekro worker --lane methods`" in refused.stderr
+    assert fleet.run("mcp", "add", "clock", "--command", sys.executable).returncode == 0
+    untried = fleet.run("mcp", "test", "clock")
+    assert untried.returncode == ExitCode.SERVICE
+    assert "no worker serves lane methods; start `nekro worker --lane methods`" in untried.stderr
     # The next worker deletes what they left.
     fleet.start("long", settings=with_dirs(fleet, first))
     (only,) = catalogue_of(fleet).workers

@@ -23,8 +23,9 @@ from nekro_agent.errors import StorageError, UsageError
 from storage.driver.urls import exists
 
 if TYPE_CHECKING:
+    from nekro.operations.actor import Actor
     from nekro_client import AsyncClient
-    from nekro_client.models import McpServer
+    from nekro_client.models import McpServer, McpTrial
 
 __all__ = ["EPILOG", "OPERATIONS", "Args", "checks", "declared", "run", "show_test"]
 
@@ -66,7 +67,17 @@ _ANSWERS: Final = ("answer", "decline")
 
 def _operation(name: str, *, body: str = "", is_whole: bool = False) -> Operation:
     target = f"nekro.extensions.mcp.operations.{name}"
-    return Operation(target=target, body=body, fields={}, is_whole=is_whole)
+    return Operation(target=target, body=body, is_whole=is_whole)
+
+
+async def _test_server(actor: Actor, name: str) -> McpTrial:
+    """Connect with a server on its worker, unless no worker serves its lane."""
+    from nekro.cli.services.presence import awaited_with_workers
+    from nekro.extensions.mcp.operations import declared_server, test_mcp_server
+
+    services = actor.services
+    lane = services.lanes.lane_of_plugin((await declared_server(services, name)).plugin_key)
+    return await awaited_with_workers(test_mcp_server(actor, name), lambda: services.app, lane=lane)
 
 
 #: Operations of this extension, by the names of the client's methods.
@@ -74,7 +85,7 @@ OPERATIONS: Final = {
     "mcp_servers": _operation("list_mcp_servers", is_whole=True),
     "put_mcp_server": _operation("put_mcp_server", body="McpServerBody"),
     "remove_mcp_server": _operation("delete_mcp_server"),
-    "test_mcp_server": _operation("test_mcp_server"),
+    "test_mcp_server": Operation(target=_test_server),
     "answer_mcp_question": _operation("answer_mcp_question", body="McpReplyBody"),
 }
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "answer_mcp_question",
+    "declared_server",
     "delete_mcp_server",
     "list_mcp_servers",
     "put_mcp_server",
@@ -48,14 +49,14 @@ async def put_mcp_server(actor: Actor, name: str, body: McpServerBody) -> McpSer
         await actor.record(transaction, "mcp.declare", name)
         size = ROW_BYTES + size_of(declaration.to_json())
         await transaction.stored_bytes.hold(actor.identity.key_id, _item(name), StoredKind.DECLARATIONS, size)
-    return _answer(await _server(services, name))
+    return _answer(await declared_server(services, name))
 
 
 async def delete_mcp_server(actor: Actor, name: str) -> McpServer:
     """Remove a server that the database declares; one of a worker's file is removed there."""
     actor.identity.require_all(Scope.ADMIN)
     services = actor.services
-    server = await _server(services, name)
+    server = await declared_server(services, name)
     async with services.database.begin() as transaction:
         if not await ServerRows(transaction.connection).remove(name):
             raise NotFoundError(f"the database declares no MCP server {name!r}; a file of the workers does")
@@ -67,7 +68,7 @@ async def delete_mcp_server(actor: Actor, name: str) -> McpServer:
 async def test_mcp_server(actor: Actor, name: str) -> McpTrial:
     """Connect with a server on the worker that uses it; a server that does not work is an answer too."""
     actor.identity.require_all(Scope.ADMIN)
-    server = await _server(actor.services, name)
+    server = await declared_server(actor.services, name)
 
     async def work() -> McpTrial:
         from nekro.extensions.mcp.follower import try_on_worker
@@ -102,7 +103,12 @@ async def _servers(services: Services) -> list[DeclaredServer]:
     return await read_servers(services.settings, services.database)
 
 
-async def _server(services: Services, name: str) -> DeclaredServer:
+async def declared_server(services: Services, name: str) -> DeclaredServer:
+    """Return a declared server.
+
+    Raises:
+        NotFoundError: there is none of this name.
+    """
     for server in await _servers(services):
         if server.name == name:
             return server
