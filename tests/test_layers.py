@@ -339,6 +339,18 @@ def test_the_sdk_s_test_world_loads_no_library_of_the_broker() -> None:
     assert ran.stdout.split() == []
 
 
+def test_redis_is_imported_without_opentelemetry() -> None:
+    """``broker_config.redis_library`` hides it; its SDK would be a tenth of the time of a short command."""
+    direct = [
+        f"{path.relative_to(ROOT)}: {module}"
+        for package in ORDER
+        if package != "broker_config"
+        for path, module in imports_of(package)
+        if f"{module}.".startswith("redis.")
+    ]
+    assert direct == [], "write `from broker_config.redis_library import redis`"
+
+
 def test_no_modules_import_each_other_in_a_cycle() -> None:
     cycle = cycle_in(product_graph())
     assert cycle is None, f"import cycle: {cycle}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-import redis
 from loguru import logger
 
+from broker_config.redis_library import redis
 from broker_config.settings import BrokerSettings
 from nekro.app.background import BackgroundLoop
 from nekro.base.metrics import is_counting, metrics

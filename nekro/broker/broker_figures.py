@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-import redis
 from celery import Celery
 from kombu.exceptions import ChannelError
 
 from broker_config.app import NekroApp
 from broker_config.keys import DEAD_QUEUE, REFUSED_QUEUE, Keys
 from broker_config.redis_endpoint import RedisEndpoint
+from broker_config.redis_library import redis
 from broker_config.settings import BrokerSettings
 from broker_config.urls import is_redis
 from nekro.broker.publishing import stored_body

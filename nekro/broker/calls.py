@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from loguru import logger
 from pydantic import ValidationError
-from redis import RedisError
 
 from broker_config.embedded import resolve_signing_key
 from broker_config.keys import Keys
+from broker_config.redis_library import redis
 from broker_config.settings import Settings
 from nekro.base.deadlines import TimeLimits
 from nekro.broker.delivery.messages import CallMessage
@@ -547,7 +547,7 @@ class MethodCaller:
                 await self._read(calls)
                 if calls:
                     await self._send_lost_again()
-            except (RedisError, OSError, BrokerError) as exc:
+            except (redis.RedisError, OSError, BrokerError) as exc:
                 logger.bind(error=str(exc)).debug("pending_calls_not_recovered")
             except Exception:  # all calls depend on this task
                 logger.exception("pending_calls_not_recovered")
@@ -569,7 +569,7 @@ class MethodCaller:
         async def read() -> None:
             try:
                 await self._read(calls)
-            except (RedisError, OSError) as exc:  # the regular reading finds them
+            except (redis.RedisError, OSError) as exc:  # the regular reading finds them
                 logger.bind(error=str(exc)).debug("results_not_read")
 
         if calls:

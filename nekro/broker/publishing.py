@@ -16,11 +16,10 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import uuid4
 
-import redis
 from loguru import logger
-from redis import RedisError
 
 from broker_config.keys import Keys
+from broker_config.redis_library import redis
 from broker_config.settings import BrokerSettings
 from broker_config.urls import is_redis, without_password
 from nekro.base.deadlines import TimeLimits
@@ -184,7 +183,7 @@ class PipelinePublisher:
         try:
             with self._limits.of(PUBLISH_SECONDS):
                 return await self._send_with_retries(ask, attempt, may_repeat=may_repeat)
-        except (RedisError, OSError) as exc:
+        except (redis.RedisError, OSError) as exc:
             raise unavailable(self._url, attempt.refusal or exc, is_sent=attempt.is_sent) from exc
 
     async def _send_with_retries(
@@ -198,7 +197,7 @@ class PipelinePublisher:
                 await self._connect(attempt)
                 attempt.is_sent = True
                 return await ask()
-            except (ConnectionError, RedisError) as exc:
+            except (ConnectionError, redis.RedisError) as exc:
                 if isinstance(exc, redis.ResponseError | redis.exceptions.BusyLoadingError):
                     attempt.is_sent = False  # Redis refused to execute it
                 is_final = attempt.is_sent and not may_repeat

@@ -155,15 +155,14 @@ async def _with_letters(actor: Actor, work: Callable[[DeadLetters], T]) -> T:
 
 
 def _read_broker(services: Services) -> tuple[list[QueueFigures], int | None]:
-    from redis.exceptions import RedisError
-
+    from broker_config.redis_library import redis
     from nekro.broker.broker_figures import read_dead, read_queues
 
     try:
         return read_queues(services.app), read_dead(services.app)
     except NekroError:
         raise
-    except (RedisError, OSError, *services.app.connection().connection_errors) as exc:
+    except (redis.RedisError, OSError, *services.app.connection().connection_errors) as exc:
         raise BrokerUnavailableError(f"the broker does not answer: {exc}") from exc
 
 

@@ -19,7 +19,6 @@ from functools import cached_property
 from typing import Any, Final
 from uuid import uuid4
 
-import redis
 from celery import Celery, bootsteps
 from celery.app.control import Control
 from celery.utils.collections import LimitedSet
@@ -28,6 +27,7 @@ from loguru import logger
 
 from broker_config.embedded import resolve_signing_key
 from broker_config.keys import Keys
+from broker_config.redis_library import redis
 from nekro.base.metrics import metrics
 from nekro.broker.celery.names import MAILBOX_STEP
 from nekro.broker.celery.worker import add_revoked

@@ -20,10 +20,10 @@ from celery import states
 from celery.backends.redis import RedisBackend
 from celery.exceptions import BackendStoreError
 from kombu.utils.encoding import bytes_to_str, str_to_bytes
-from redis.exceptions import RedisError
 
 from broker_config.keys import Keys, is_caller_id
 from broker_config.redis_endpoint import RedisEndpoint
+from broker_config.redis_library import redis
 from broker_config.urls import without_password
 from nekro.base.greenlet_bridge import at_loop_close, await_here, can_await
 from nekro.broker.delivery.offers import OFFER, OFFER_SECONDS, Ending
@@ -145,7 +145,7 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
                 link.doubt()
                 await link.connect()
             self._remember(keys, values, term)
-        except (TypeError, ValueError, RecursionError, RedisError, OSError):
+        except (TypeError, ValueError, RecursionError, redis.RedisError, OSError):
             return False
         return True
 

@@ -16,10 +16,10 @@ import threading
 from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-import redis
 from kombu.utils.encoding import bytes_to_str
 from loguru import logger
 
+from broker_config.redis_library import redis
 from nekro.base.metrics import metrics
 from nekro.broker.delivery.handoff import Handoff
 from nekro.broker.delivery.leases import RENEW, DeliveryKeeper, ack_of

@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterable, Sequence, Set
 from typing import Any, Final
 
-import redis
 from celery import bootsteps
 from celery.worker import state
 from loguru import logger
 
 from broker_config.primaries import Primary
 from broker_config.redis_endpoint import RedisEndpoint
+from broker_config.redis_library import redis
 from nekro.base.metrics import metrics
 from nekro.broker.delivery.offers import HANDOFF_SECONDS, Ack
 from nekro.broker.delivery.transport import LOOK, LOST, ClaimChannel, held_keys, seen_key

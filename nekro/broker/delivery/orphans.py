@@ -10,11 +10,11 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-import redis
 from celery.app.task import Context
 
 from broker_config.app import NekroApp
 from broker_config.keys import is_caller_id
+from broker_config.redis_library import redis
 from broker_config.urls import without_password
 from nekro.broker.delivery.transport import ClaimChannel, held_keys
 from nekro_agent.errors import BrokerUnavailableError

@@ -27,7 +27,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import uuid4
 
-import redis
 from kombu.transport import redis as stock
 from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
@@ -35,6 +34,7 @@ from kombu.utils.json import dumps, loads
 from loguru import logger
 
 from broker_config.keys import DEAD_KEY, DEAD_LIMIT, MAX_REFUSED_BYTES, REFUSED_KEY, REFUSED_LIMIT
+from broker_config.redis_library import redis
 from nekro.wire import plain_json
 from nekro_agent.durations import POLL_SECONDS, RETRY_SECONDS
 

@@ -19,11 +19,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import hiredis
-import redis
 from loguru import logger
 
 from broker_config.primaries import NotPrimaryError, Primary, error_of_reply
 from broker_config.redis_endpoint import RedisEndpoint, info_of_reply
+from broker_config.redis_library import redis
 from broker_config.settings import BrokerSettings
 
 __all__ = ["RedisLink", "Script"]

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import Final, Generic, Self, TypeVar
 
 from loguru import logger
-from redis import RedisError
 
 from broker_config.primaries import Primary
+from broker_config.redis_library import redis
 from nekro.broker.redis.link import Script
 from nekro_agent.durations import RETRY_SECONDS
 
@@ -161,7 +161,7 @@ class Repeats(Generic[Write]):
             try:
                 self._write(writes)
             except Exception as exc:  # every later repetition depends on this thread
-                if not isinstance(exc, RedisError | OSError) or time.monotonic() > began + KEPT_SECONDS:
+                if not isinstance(exc, redis.RedisError | OSError) or time.monotonic() > began + KEPT_SECONDS:
                     logger.bind(count=len(writes), error=repr(exc)).warning("writes_not_repeated")
                     continue
                 self._is_due = True

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import redis
 from loguru import logger
 
+from broker_config.redis_library import redis
 from broker_config.settings import BrokerSettings
 from nekro.broker.redis.link import RedisLink
 from nekro_agent.durations import FRESH_SECONDS, RETRY_SECONDS

@@ -90,7 +90,7 @@ def _embedded_redis(settings: Settings) -> Check:
 
 
 def _redis_server(settings: Settings, url: str, *, name: str, variable: str) -> Check:
-    import redis
+    from broker_config.redis_library import redis
 
     def unsuitable(kind: str) -> Check:
         return Check(
@@ -344,8 +344,7 @@ async def clock_offsets(settings: Settings, *, clock: Callable[[], float] = time
     Args:
         clock: this host's, in seconds since 1970.
     """
-    import redis
-
+    from broker_config.redis_library import redis
     from nekro.broker.broker_figures import read_broker_clock
     from storage.engine import Database, read_database_clock
 

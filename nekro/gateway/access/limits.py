@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Final
 
-import redis
 from loguru import logger
 
 from broker_config.keys import Keys
+from broker_config.redis_library import redis
 from broker_config.settings import GatewaySettings, Settings
 from nekro.broker.redis.link import RedisLink, Script
 from nekro.operations.actor import Identity, RefusedError

@@ -18,10 +18,9 @@ from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Final
 
-import redis
-
 from broker_config.embedded import resolve_signing_key
 from broker_config.keys import Keys
+from broker_config.redis_library import redis
 from broker_config.settings import Settings
 from nekro.broker.redis.link import RedisLink
 from nekro.operations.actor import RefusedError
