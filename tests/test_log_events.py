@@ -19,7 +19,7 @@ ALLOWED = {
     "nekro/base/tasks.py": "its callers name the event",
     "nekro_agent/core/logger.py": "its callers name the event",
     "workers/ops/printed.py": "lines that plugins print, as they are",
-    "nekro/app/catalogue.py": "a stack follows the name",
+    "workers/plugins/loop_watchdog.py": "a stack follows the name",
     "nekro/extensions/plugin_pages/hosts.py": "a stack follows the name",
 }
 

@@ -41,7 +41,7 @@ from workers.jobs.downloads import DownloadSweep
 from workers.ops.sweeper import CallSweep, Sweeper, WatchSweep
 from workers.ops.sweeps import ApprovalSweep, JobSweep, RetentionSweep, TimerSweep, UploadSweep
 from workers.plugins.initialisation import PluginStates, start_plugins
-from workers.plugins.loop_watchdog import LoopWatchdog
+from workers.plugins.loop_watchdog import LaneMover, LoopWatchdog
 from workers.plugins.publication import CataloguePublisher
 from workers.plugins.reload import PluginReloader
 from workers.sdk_runtime import runtime_of
@@ -126,7 +126,8 @@ class WorkerServices(Services):
         #: Watches the loop that runs methods; None where each call has a thread or no methods run.
         self.watchdog: LoopWatchdog | None = None
         if lane not in (Lane.LONG.value, Lane.ROUNDS.value):
-            self.watchdog = LoopWatchdog(on_block=self.lane_overrides.record, give_up_seconds=lease_seconds)
+            mover = LaneMover(self.database, lambda: self.background, self.lanes)
+            self.watchdog = LoopWatchdog(on_block=mover.record, give_up_seconds=lease_seconds)
         self.extensions: list[WorkerPart] = [
             imported(one.worker)(self) for one in loaded_extensions(settings) if one.worker is not None
         ]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from loguru import logger
 
-from nekro.plugins.entries import CommandEntry, MethodEntry, PluginEntry, PluginStatus, RoutedEntry
+from nekro.plugins.entries import CommandEntry, MethodEntry, PluginEntry, PluginStatus
 from nekro.plugins.entry_registry import CommandNames, Named, Registry
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import StorageError
@@ -22,14 +22,12 @@ from nekro_agent.methods import BUILT_IN_METHODS, BUILT_IN_PLUGIN, Lane, Sandbox
 from storage.caller_reads import lane_overrides, read_snapshots, read_workers, served_plugins
 
 if TYPE_CHECKING:
-    from nekro.app.background import BackgroundLoop
     from nekro.plugins.lanes import LaneChooser
     from storage.caller_reads import LaneOverride, PublishedWorker, ServedPlugin, Snapshot
     from storage.engine import Database
 
 __all__ = [
     "BUILT_IN_TASKS",
-    "BlockingMethod",
     "CatalogueReader",
     "FleetCatalogue",
     "LaneOverrides",
@@ -241,26 +239,12 @@ def built_in_entries(*, in_round: bool) -> list[MethodEntry]:
     return [entry for entry in entries if entry is not None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlockingMethod:
-    """A method that was observed to block."""
-
-    entry: RoutedEntry
-    #: Duration so far; it may continue.
-    seconds: float
-    #: Innermost frame: ``file:line in function``.
-    where: str
-    #: The stack in the format of a traceback.
-    stack: str
-
-
 class LaneOverrides:
     """The overrides of the database, and this process's copy of them."""
 
     def __init__(
         self,
         database: Database,
-        background: Callable[[], BackgroundLoop],
         lanes: LaneChooser,
         *,
         on_pinned: Callable[[Iterable[str]], None],
@@ -268,12 +252,10 @@ class LaneOverrides:
         """Create the copy, without overrides.
 
         Args:
-            background: returns the loop for writes; called at the first one, which most callers never do.
             on_pinned: called with the keys of plugins that overrides pin, before calls are routed so.
         """
         self._on_pinned = on_pinned
         self._database = database
-        self._background = background
         self._lanes = lanes
         self._read_at: float | None = None
         #: By task, or by key of a plugin, as they were read last.
@@ -300,15 +282,6 @@ class LaneOverrides:
         self._on_pinned(name for name, lane in lanes.items() if lane == Lane.PINNED.value)
         self._lanes.update_overrides(lanes)
 
-    def record(self, blocking: BlockingMethod) -> None:
-        """Route a blocking method's calls to lane ``long`` from now on; thread-safe."""
-        entry = blocking.entry
-        log = logger.bind(plugin=entry.plugin_key, method=entry.task, seconds=round(blocking.seconds, 3))
-        log.warning(f"method_blocks_event_loop\n{blocking.stack}")
-        if self._lanes.lane_of(entry) == Lane.METHODS.value:
-            reason = f"blocked an event loop for {blocking.seconds:.1f} s at {blocking.where}"
-            self._background().submit(self._move(entry.task, reason))
-
     async def pin_plugin(self, plugin_key: str, *, reason: str) -> bool:
         """Pin a plugin to one process from now on; False when an operator decided otherwise."""
         async with self._database.autocommit() as transaction:
@@ -317,15 +290,3 @@ class LaneOverrides:
             )
         await self.refresh(at_once=True)
         return is_pinned
-
-    async def _move(self, method: str, reason: str) -> None:
-        try:
-            async with self._database.autocommit() as transaction:
-                is_moved = await transaction.lane_overrides.set_by_watchdog(
-                    method, lane=Lane.LONG, reason=reason
-                )
-        except StorageError as exc:  # the method will be reported again when it blocks again
-            logger.bind(method=method, error=str(exc)).warning("lane_override_not_written")
-            return
-        if is_moved:
-            logger.bind(method=method, lane=Lane.LONG.value).warning("method_moved_to_another_lane")

@@ -95,9 +95,7 @@ class Services:
         self.closers: dict[str, Callable[[], object]] = {"database": database.dispose}
         self.registry = Registry(collect=self._collected) if registry is None else registry
         self.lanes = LaneChooser()
-        self.lane_overrides = LaneOverrides(
-            database, lambda: self.background, self.lanes, on_pinned=self._declare_queues
-        )
+        self.lane_overrides = LaneOverrides(database, self.lanes, on_pinned=self._declare_queues)
         self.catalogue = CatalogueReader(database)
         self._caller: MethodCaller | None = None
         self._sandboxes: SandboxManager | None = None

@@ -95,11 +95,10 @@ async def open_api(
         async with open_system_api(deps, system, here=here) as opened:
             yield opened.api
         return
-    url = None if is_over_gateway() or not asks_up else gateway_of_up(deps.load_settings())
-    if is_over_gateway() or url is not None:
-        async with _client(deps, url) as api:
+    async with _client(deps, asks_up=asks_up) as api:
+        if api is not None:
             yield api
-        return
+            return
     from nekro.cli.local_api import LocalServices, local_api, refusals
 
     async with (services or LocalServices)(deps.load_settings()) as own:
@@ -108,9 +107,20 @@ async def open_api(
 
 
 @asynccontextmanager
-async def _client(deps: Deps, url: str | None) -> AsyncIterator[AsyncClient]:
-    """Open the client of `nekro up` at a URL, or of the gateway that ``NEKRO_URL`` names."""
-    if url is not None:
+async def _client(
+    deps: Deps, *, asks_up: bool, lanes: Sequence[Lane] = ()
+) -> AsyncIterator[AsyncClient | None]:
+    """Open the client of the gateway that ``NEKRO_URL`` names, or of `nekro up`; yield None if there is none.
+
+    Args:
+        lanes: those that must have a worker of `nekro up`.
+    """
+    url = None
+    if not is_over_gateway():
+        url = gateway_of_up(deps.load_settings(), lanes) if asks_up else None
+        if url is None:
+            yield None
+            return
         os.environ["NEKRO_DATA_DIR"] = str(deps.load_settings().data_dir)  # where the client finds its key
     with translated():
         async with waiting_client(url) as client:
@@ -130,12 +140,10 @@ async def open_system_api(
     Raises:
         NekroError: the API refused a request inside the block; others as from ``open_services``.
     """
-    asks_up = system.asks_up and not is_over_gateway()
-    url = gateway_of_up(deps.load_settings(), system.lanes) if asks_up else None
-    if is_over_gateway() or url is not None:
-        async with _client(deps, url) as api:
+    async with _client(deps, asks_up=system.asks_up, lanes=system.lanes) as api:
+        if api is not None:
             yield SystemApi(api=api, errors=translated)
-        return
+            return
     from nekro.cli.local_api import local_api, refusals
     from nekro.cli.services.system import open_services
 

@@ -32,6 +32,7 @@ def shell() -> Iterator[Shell]:
         up = shell.start("up")
         try:
             wait_until(lambda: read_running(shell.data_dir), what="nekro up")
+            assert shell("send", "asked", "good day", "--wait").code == 0  # the chat of several tests
             yield shell
         finally:
             up.send_signal(signal.SIGINT)

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from nekro.app.catalogue import BlockingMethod
 from nekro.plugins.entries import MethodEntry
 from nekro.plugins.registry import LoadedRegistry
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.plugin import NekroPlugin
-from workers.plugins.loop_watchdog import LoopWatchdog
+from workers.plugins.loop_watchdog import BlockingMethod, LoopWatchdog
 
 
 def entry_of(function: Callable[..., Any]) -> MethodEntry:

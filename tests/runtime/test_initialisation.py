@@ -40,7 +40,7 @@ class Process:
         self.loaded = LoadedPlugins([])
         self.failures: list[str] = []
         self._lanes = LaneChooser()
-        self._overrides = LaneOverrides(database, lambda: background, self._lanes, on_pinned=lambda _: None)
+        self._overrides = LaneOverrides(database, self._lanes, on_pinned=lambda _: None)
         self._leases = LeaseKeeper(database, background)
         self.states = PluginStates(
             self.host,

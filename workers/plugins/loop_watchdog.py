@@ -17,12 +17,16 @@ from typing import Any, Final, TypeVar
 
 from loguru import logger
 
-from nekro.app.catalogue import BlockingMethod
+from nekro.app.background import BackgroundLoop
 from nekro.base.metrics import metrics
 from nekro.plugins.entries import RoutedEntry
+from nekro.plugins.lanes import LaneChooser
 from nekro_agent.durations import CLOSE_STEP_SECONDS
+from nekro_agent.errors import StorageError
+from nekro_agent.methods import Lane
+from storage.engine import Database
 
-__all__ = ["LoopWatchdog"]
+__all__ = ["BlockingMethod", "LaneMover", "LoopWatchdog"]
 
 T = TypeVar("T")
 
@@ -33,6 +37,54 @@ _FRAMES: Final = 12
 #: A method that blocks again is reported again after this time, so that it cannot flood the log.
 _REPEAT_SECONDS: Final = 30.0
 _GIVE_UP_EXIT: Final = 70
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockingMethod:
+    """A method that was observed to block."""
+
+    entry: RoutedEntry
+    #: Duration so far; it may continue.
+    seconds: float
+    #: Innermost frame: ``file:line in function``.
+    where: str
+    #: The stack in the format of a traceback.
+    stack: str
+
+
+class LaneMover:
+    """Moves methods that block to lane ``long``."""
+
+    def __init__(
+        self, database: Database, background: Callable[[], BackgroundLoop], lanes: LaneChooser
+    ) -> None:
+        """Create it.
+
+        Args:
+            background: returns the loop for writes; called at the first one.
+        """
+        self._database, self._background, self._lanes = database, background, lanes
+
+    def record(self, blocking: BlockingMethod) -> None:
+        """Route a blocking method's calls to lane ``long`` from now on; thread-safe."""
+        entry = blocking.entry
+        log = logger.bind(plugin=entry.plugin_key, method=entry.task, seconds=round(blocking.seconds, 3))
+        log.warning(f"method_blocks_event_loop\n{blocking.stack}")
+        if self._lanes.lane_of(entry) == Lane.METHODS.value:
+            reason = f"blocked an event loop for {blocking.seconds:.1f} s at {blocking.where}"
+            self._background().submit(self._move(entry.task, reason))
+
+    async def _move(self, method: str, reason: str) -> None:
+        try:
+            async with self._database.autocommit() as transaction:
+                is_moved = await transaction.lane_overrides.set_by_watchdog(
+                    method, lane=Lane.LONG, reason=reason
+                )
+        except StorageError as exc:  # the method will be reported again when it blocks again
+            logger.bind(method=method, error=str(exc)).warning("lane_override_not_written")
+            return
+        if is_moved:
+            logger.bind(method=method, lane=Lane.LONG.value).warning("method_moved_to_another_lane")
 
 
 @dataclass(frozen=True, kw_only=True)

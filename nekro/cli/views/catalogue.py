@@ -30,7 +30,6 @@ from storage.driver.urls import exists
 from storage.engine import Database
 
 if TYPE_CHECKING:
-    from nekro.app.background import BackgroundLoop
     from nekro_client import AsyncClient
 
 __all__ = ["CatalogueServices", "published", "read_catalogue", "say_what_is_listed"]
@@ -84,7 +83,7 @@ class CatalogueServices(LocalServices):
         settings = self.settings
         unopened = Database(settings.database, settings.data_dir)
         database = self.database if self._has_database else unopened
-        return LaneOverrides(database, _no_background, self.lanes, on_pinned=lambda keys: None)
+        return LaneOverrides(database, self.lanes, on_pinned=lambda keys: None)
 
     async def refresh(self) -> None:
         """Read the catalogue and the lane overrides."""
@@ -127,10 +126,6 @@ class CatalogueServices(LocalServices):
             if fleet.is_live or self.settings.broker.url is not None:
                 return fleet
         return await _of_this_host(self.settings)
-
-
-def _no_background() -> BackgroundLoop:
-    raise NotImplementedError  # of the watchdog, which runs in workers
 
 
 async def _of_this_host(settings: Settings) -> FleetCatalogue:
