@@ -178,7 +178,7 @@ async def run_code(
 
 
 async def _begin_paying(actor: Actor, account_id: str, *texts: str) -> None:
-    """As ``begin_paying``; without a key nobody pays, and no library of the database is imported."""
+    """Call ``begin_paying`` if there is a key; without one, no library of the database is imported."""
     if actor.identity.key_id is not None:
         from nekro.operations.admission import begin_paying
 

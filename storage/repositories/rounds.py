@@ -543,7 +543,7 @@ def _requested() -> dict[str, Any]:
 
 
 def _payer(account: BindParameter[str]) -> ScalarSelect[Any]:
-    """SQL: the key that pays for an account, if a row tells it."""
+    """SQL: the key that pays for an account, if a row names it."""
     return select(KEY_TURNS.c.key_id).where(KEY_TURNS.c.turn_id == account).scalar_subquery()
 
 

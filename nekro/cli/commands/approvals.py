@@ -85,7 +85,7 @@ def run(args: Args, deps: Deps) -> int:
 
 async def _run(args: Args, deps: Deps) -> None:
     edited = None if args.args is None else parse_arguments(args.args)
-    # A decision sends the call, and the event that tells of it.
+    # A decision sends the call, and publishes its event.
     system = SystemNeed(command="approvals") if args.action in ("approve", "deny") else None
     async with open_api(deps, system=system, asks_up=True) as api:
         approvals = api.approvals

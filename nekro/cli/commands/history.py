@@ -80,8 +80,8 @@ async def _run(args: Args, deps: Deps) -> None:
             return
         messages = await all_of(partial(chat.messages, with_past=args.all), limit=args.limit)
         rounds = await all_of(chat.rounds, limit=args.limit) if args.trace else []
-    told = [describe_message(message) for message in reversed(messages)]
-    show(told, [describe_round(entry) for entry in reversed(rounds)], args, deps)
+    described = [describe_message(message) for message in reversed(messages)]
+    show(described, [describe_round(entry) for entry in reversed(rounds)], args, deps)
 
 
 def show_summaries(versions: Sequence[Summary], args: Args, deps: Deps) -> None:
