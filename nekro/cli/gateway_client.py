@@ -23,7 +23,7 @@ from nekro_agent.errors import (
 if TYPE_CHECKING:
     from broker_config.settings import Settings
     from nekro_agent.methods import Lane
-    from nekro_client import AsyncClient, Client
+    from nekro_client import AsyncClient
     from nekro_client.models import Turn
 
 __all__ = [
@@ -31,7 +31,6 @@ __all__ = [
     "failure_of",
     "gateway_of_up",
     "invalid",
-    "open_client",
     "translated",
     "waiting_client",
 ]
@@ -65,16 +64,6 @@ _BY_STATUS: Final[dict[int, type[NekroError]]] = {
     429: UsageError,
     507: UsageError,
 }
-
-
-@contextmanager
-def open_client() -> Iterator[Client]:
-    """Open the client of the gateway; raises as ``translated``."""
-    from nekro_client import Client
-
-    # A person waits, who can repeat the command.
-    with translated(), Client(retry_seconds=_RETRY_SECONDS) as client:
-        yield client
 
 
 def waiting_client(url: str | None = None) -> AsyncClient:
