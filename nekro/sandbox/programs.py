@@ -99,8 +99,8 @@ class Program:
             verify_isolation(self.first_pid, uid=self.confinement.user, parent=self.process.pid)
 
     def is_too_large(self) -> bool:
-        """Whether it uses more memory than it may; always False where the kernel bounds it."""
-        if self._group is not None:
+        """Whether it uses more memory than it may; always False where the kernel or nothing bounds it."""
+        if self._group is not None or not self.confinement.isolated:
             return False
         used = usage_of(processes_beside(self.first_pid)).memory_bytes
         return used is not None and used > self.memory_bytes

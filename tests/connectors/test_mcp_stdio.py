@@ -159,6 +159,22 @@ async def test_a_value_with_a_nul_character_adds_no_argument_of_the_sandbox(
         await programs.ProgramStarter(settings.sandbox).start(spec)
 
 
+async def test_the_memory_of_an_unconfined_program_is_not_that_of_the_host(
+    settings: Settings, tmp_path: Path
+) -> None:
+    """It shares the process namespace of the host, whose processes together use more than the limit."""
+    spec = programs.ProgramSpec(
+        key="free", command=("/bin/sleep", "600"), environment={}, home=tmp_path, files={}, secrets={},
+        network=False, memory_bytes=64 << 20, max_processes=16,
+    )  # fmt: skip
+    program = await programs.ProgramStarter(settings.sandbox).start_unconfined(spec)
+    try:
+        assert program.confinement.memory == "nothing"
+        assert not program.is_too_large()
+    finally:
+        await program.close()
+
+
 async def test_a_server_with_a_missing_variable_does_not_start(settings: Settings) -> None:
     entry = odd_entry() | {"env": {"KEY": "${NO_SUCH_VARIABLE_HERE}"}}
     with pytest.raises(ServerFault, match="NO_SUCH_VARIABLE_HERE"):

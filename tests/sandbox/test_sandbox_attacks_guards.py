@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sandbox_lab import Lab, answer, as_other_user, lab, method
 
+from broker_config.settings import SandboxSettings
+from nekro.sandbox.driver import IsolationCheck
 from nekro.sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.drivers.supervised import LandlockDriver
 from nekro.sandbox.guest.confine import LEAST_LANDLOCK, landlock_version
 from nekro.sandbox.limits.quota import Quota
 from nekro.sandbox.models import Limit, StopType, StubCall, StubResult
@@ -222,6 +227,32 @@ time.sleep(30)
 async def test_attack_L14_files_passed_between_processes_do_not_escape(tmp_path: Path) -> None:
     async with lab(tmp_path, **SMALL) as box:
         result = await box.run(ROLLING)
+    assert result.stop_type is StopType.ERROR
+    assert result.limit in (Limit.DISK, Limit.GUARD), result
+
+
+@pytest.mark.parametrize("chosen", [BwrapDriver, LandlockDriver])
+async def test_attack_L14_slow_listing_does_not_hide_files_passed_between_processes(
+    chosen: type[BwrapDriver | LandlockDriver], bwrap_driver: BwrapDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the processes has ended when a busy host comes to look at it."""
+    if chosen is LandlockDriver and landlock_version() < LEAST_LANDLOCK:
+        pytest.skip(f"the kernel's Landlock is version {landlock_version()}, {LEAST_LANDLOCK} is needed")
+    list_names = os.listdir
+
+    def list_slowly(path: str = ".") -> list[str]:
+        found = list_names(path)
+        if path == "/proc":
+            time.sleep(0.02)
+        return found
+
+    monkeypatch.setattr(os, "listdir", list_slowly)
+    driver = chosen(SandboxSettings(**SMALL, driver=chosen.name))
+    driver.__dict__["_cgroups"] = (None, IsolationCheck(name="groups", ok=False, detail="left out"))
+    with tempfile.TemporaryDirectory(prefix="nekro-test-") as open_dir:
+        os.chmod(open_dir, 0o755)  # Landlock leaves the paths of the host
+        async with lab(Path(open_dir), use=driver, **SMALL) as box:
+            result = await box.run(ROLLING)
     assert result.stop_type is StopType.ERROR
     assert result.limit in (Limit.DISK, Limit.GUARD), result
 

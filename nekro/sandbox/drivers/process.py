@@ -22,7 +22,7 @@ from nekro.sandbox.driver import ExitStatus, SandboxSpec, Usage
 from nekro.sandbox.drivers.isolated import Launched
 from nekro.sandbox.leftovers import launch_mark
 from nekro.sandbox.limits.cgroups import Group
-from nekro.sandbox.limits.processes import processes_beside, usage_of
+from nekro.sandbox.limits.processes import processes_beside, settled_listing, usage_of
 from nekro.sandbox.models import GONE_SECONDS
 from nekro.sandbox.streams import PROTOCOL, FrameKind, FrameReader, OutputPipe
 from nekro_agent.durations import CLOSE_STEP_SECONDS, PROGRAM_SECONDS
@@ -195,7 +195,9 @@ class ProcessSandbox:
         if self.group:
             # The launcher is a member too, but is outside of the sandbox's namespaces.
             return [pid for pid in self.group.processes() if pid != self.process.pid]
-        return self.list_processes() if self.list_processes else processes_beside(self.first_pid)
+        return settled_listing(
+            self.first_pid, self.list_processes or (lambda: processes_beside(self.first_pid))
+        )
 
     async def close(self) -> None:
         """Kill remaining processes, wait for them, release all resources."""

@@ -32,6 +32,7 @@ __all__ = [
     "is_gone",
     "names_bytes",
     "processes_beside",
+    "settled_listing",
     "shared_out",
     "sockets_in_sockets",
     "tasks_of",
@@ -100,6 +101,41 @@ def processes_beside(first_pid: int) -> list[int]:
         except (FileNotFoundError, ProcessLookupError):
             continue
     return [*found, *_children_among(closed, set(found))]
+
+
+def settled_listing(reaper: int, list_processes: Callable[[], list[int]]) -> list[int]:
+    """Return ``list_processes()`` of a moment in which no process inside was orphaned.
+
+    A process may end between its entry in ``/proc`` and the look at it, and what it held is then held by a
+    child that it forked after the listing. That child is an orphan, which the kernel gives to the reaper.
+
+    Args:
+        reaper: process to which the kernel gives the orphans of the listed ones.
+
+    Raises:
+        UnsettledError: processes were orphaned during each of 20 listings.
+        OSError: the kernel does not list children (``CONFIG_PROC_CHILDREN``).
+    """
+    before = _children_of(reaper)
+    for _ in range(_MOST_LISTINGS):
+        found = list_processes()
+        after = _children_of(reaper)
+        if after == before:
+            return found
+        before = after
+    raise UnsettledError("processes were orphaned as fast as they were listed")
+
+
+def _children_of(pid: int) -> set[bytes]:
+    """Return the ids of a process's children, of all its threads."""
+    found: set[bytes] = set()
+    for task in tasks_of(pid):
+        try:
+            found.update(proc_files.words(proc_files.read(f"{task}/children")))
+        except (FileNotFoundError, ProcessLookupError):
+            if not is_gone(task):
+                raise
+    return found
 
 
 def _children_among(pids: list[int], parents: set[int]) -> list[int]:
