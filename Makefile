@@ -25,7 +25,7 @@ FAST_ONLY := not postgres and not sandbox and not supply_chain and not sdk_typin
 	and not missing_connection and not sigkill and not longer_than_the_reply and not fit_the_port
 
 .DEFAULT_GOAL := help
-.PHONY: help install bubblewrap libmagic mcp-servers openai-clients helm trace-viewer demo test test-extended test-all test-pythons test-user test-fast test-slow chaos faults mcp-conformance axe console-pictures lint format types bench bench-gateway goals scale eval bench-sandbox bench-start-up fuzz docs constraints wheel sbom sbom-image compose-test clean
+.PHONY: help install bubblewrap libmagic mcp-servers openai-clients helm trace-viewer demo test test-extended test-all test-pythons test-user test-fast test-slow chaos faults mcp-conformance axe console-pictures lint format types bench bench-gateway goals scale eval bench-sandbox bench-start-up profile fuzz docs constraints wheel sbom sbom-image compose-test clean
 
 help: ## List the tasks.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -161,6 +161,9 @@ bench-sandbox: install ## Measure sandbox starts, cold and warm.
 
 bench-start-up: install ## Measure commands and `nekro up` with the shipped plugins and with 70 more (START_UP_ARGS).
 	$(BIN)/python -m benchmarks.start_up $(START_UP_ARGS)
+
+profile: install ## Write flame graphs of a call, a round, a run of code, a command and a start to artifacts/profiles (PROFILE_ARGS).
+	$(BIN)/python -m benchmarks.profiles $(PROFILE_ARGS)
 
 fuzz: install ## Fuzz the argument decoder, the frame reader and the /proc parsers (FUZZ_ARGS="--inputs 5000000").
 	$(BIN)/python tests/codec/fuzz_codec.py $(FUZZ_ARGS)

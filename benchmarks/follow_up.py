@@ -16,7 +16,8 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -26,8 +27,9 @@ from benchmarks.harness.processes import Child, interrupted_by_sigterm
 from benchmarks.harness.redis_server import redis_server
 from benchmarks.harness.yardstick import describe_beside, taskiq_seconds
 
-__all__ = ["main", "parse"]
+__all__ = ["Running", "main", "parse", "running"]
 
+_NEKRO: Final = str(Path(sys.executable).with_name("nekro"))
 _PLUGINS: Final = Path(__file__).parent / "plugins"
 _CHAT: Final = "bench_chat"
 _RETURNED: Final = re.compile(r"returned (\d+\.\d+)")
@@ -103,39 +105,65 @@ def _streamed(text: str) -> bytes:
     return head % len(body) + body
 
 
+class Running:
+    """A methods and a rounds worker, whose model gives each turn ``_ROUNDS`` follow-up rounds."""
+
+    def __init__(self, model: StampingModel, workers: Mapping[str, Child]) -> None:
+        self.model = model
+        #: By lane.
+        self.workers = workers
+
+    async def turn(self) -> None:
+        """Send a message and wait for the end of its turn.
+
+        Raises:
+            SystemExit: it takes too long; the message ends with the last output of the workers.
+        """
+        await _finish(_NEKRO, "send", _CHAT, "begin", "--user-id", "bench")
+        try:
+            await asyncio.wait_for(self.model.turn_is_over.wait(), _TURN_SECONDS)
+        except TimeoutError as exc:
+            words = "\n".join(worker.last_words() for worker in self.workers.values())
+            raise SystemExit(f"only {len(self.model.seconds)} rounds ran:\n{words}") from exc
+        self.model.turn_is_over.clear()
+
+
+@asynccontextmanager
+async def running(directory: Path, redis_url: str, database_url: str | None = None) -> AsyncIterator[Running]:
+    """Run the workers with data in ``directory``; the environment of this process names their settings."""
+    model = StampingModel(_ROUNDS)
+    os.environ |= {
+        "NEKRO_BROKER__URL": redis_url,
+        "NEKRO_DATA_DIR": str(directory / "data"),
+        "NEKRO_PLUGINS__DIRS": str(_PLUGINS),
+        "NEKRO_LOG__LEVEL": "WARNING",
+        "NEKRO_LLM__BASE_URL": await model.start(),
+        "NEKRO_LLM__API_KEY": "none",
+        "NEKRO_LLM__MODEL": "bench",
+    }
+    if database_url is not None:
+        os.environ["NEKRO_DATABASE__URL"] = database_url
+    await _finish(_NEKRO, "db", "upgrade")
+    workers = {
+        lane: Child([_NEKRO, "worker", "--lane", lane], log=directory / f"{lane}.log")
+        for lane in ("methods", "rounds")
+    }
+    try:
+        yield Running(model, workers)
+    finally:
+        await model.stop()
+        for worker in workers.values():
+            worker.stop()
+
+
 async def measure(turns: int, database_url: str | None) -> list[float]:
     """Run turns of ``_ROUNDS`` follow-up rounds in a chat; returns the seconds of each round."""
     with tempfile.TemporaryDirectory(prefix="nekro-bench-") as name, redis_server(Path(name)) as server:
-        directory, model = Path(name), StampingModel(_ROUNDS)
-        os.environ |= {
-            "NEKRO_BROKER__URL": server.url,
-            "NEKRO_DATA_DIR": str(directory / "data"),
-            "NEKRO_PLUGINS__DIRS": str(_PLUGINS),
-            "NEKRO_LOG__LEVEL": "WARNING",
-            "NEKRO_LLM__BASE_URL": await model.start(),
-            "NEKRO_LLM__API_KEY": "none",
-            "NEKRO_LLM__MODEL": "bench",
-        }
-        if database_url is not None:
-            os.environ["NEKRO_DATABASE__URL"] = database_url
-        nekro = str(Path(sys.executable).with_name("nekro"))
-        await _finish(nekro, "db", "upgrade")
-        lanes = ("methods", "rounds")
-        workers = [Child([nekro, "worker", "--lane", lane], log=directory / f"{lane}.log") for lane in lanes]
-        try:
+        async with running(Path(name), server.url, database_url) as system:
             for _ in range(turns):
-                await _finish(nekro, "send", _CHAT, "begin", "--user-id", "bench")
-                await asyncio.wait_for(model.turn_is_over.wait(), _TURN_SECONDS)
-                model.turn_is_over.clear()
-        except TimeoutError as exc:
-            words = "\n".join(worker.last_words() for worker in workers)
-            raise SystemExit(f"only {len(model.seconds)} rounds ran:\n{words}") from exc
-        finally:
-            await model.stop()
-            for worker in workers:
-                worker.stop()
+                await system.turn()
         print(describe_machine(server.version), file=sys.stderr)
-        return model.seconds
+        return system.model.seconds
 
 
 async def _finish(*command: str) -> None:

@@ -12,7 +12,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-__all__ = ["Child", "cpu_seconds", "free_port", "interrupted_by_sigterm", "local_headers", "peak_bytes"]
+__all__ = [
+    "Child",
+    "cpu_seconds",
+    "descendants",
+    "free_port",
+    "interrupted_by_sigterm",
+    "local_headers",
+    "peak_bytes",
+]
 
 _STOP_SECONDS = 10.0
 _LOG_TAIL_BYTES = 2000
@@ -113,7 +121,7 @@ def peak_bytes(pids: Sequence[int]) -> int | None:
 
     Shared pages are counted for each process. None where ``/proc`` does not show it.
     """
-    peaks = [_high_water_bytes(pid) for root in pids for pid in (root, *_descendants(root))]
+    peaks = [_high_water_bytes(pid) for root in pids for pid in (root, *descendants(root))]
     known = [peak for peak in peaks if peak is not None]
     return sum(known) if known else None
 
@@ -129,7 +137,8 @@ def _high_water_bytes(pid: int) -> int | None:
     return None
 
 
-def _descendants(pid: int) -> Iterator[int]:
+def descendants(pid: int) -> Iterator[int]:
+    """Yield the running processes below a process."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:

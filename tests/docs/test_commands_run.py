@@ -49,6 +49,7 @@ from benchmarks import (
     heavy_arguments,
     kv_costs,
     pooled_calls,
+    profiles,
     redis_exchanges,
     rpc,
     scale,
@@ -1100,11 +1101,18 @@ def test_documented_options_of_benchmarks_exist() -> None:
         "heavy_arguments": heavy_arguments.parse,
         "kv_costs": kv_costs.parse,
         "pooled_calls": pooled_calls.parse,
+        "profiles": profiles.parse,
         "redis_exchanges": redis_exchanges.parse,
         "waiting_calls": waiting_calls.parse,
         "walks": walks.parse,
     }
-    chores = {"bench": "rpc", "eval": "evaluation", "goals": "goals", "scale": "scale"}
+    chores = {
+        "bench": "rpc",
+        "eval": "evaluation",
+        "goals": "goals",
+        "profile": "profiles",
+        "scale": "scale",
+    }
     for chore, module in chores.items():
         assert f"-m benchmarks.{module} $({chore.upper()}_ARGS)" in (ROOT / "Makefile").read_text()
     text = "\n".join(page.read_text("utf-8") for page in PAGES)
