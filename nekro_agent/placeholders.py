@@ -213,13 +213,16 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def install() -> None:
     """Let plugin code import unknown names of the reference from now on; called by the loader."""
     sys.meta_path.append(_Finder())
-    package = importlib.import_module(_ROOT)
-    for part in _REFERENCE_PACKAGES:
-        for info in pkgutil.walk_packages(package.__path__, f"{_ROOT}."):
-            if info.name == f"{_ROOT}.{part}" or info.name.startswith(f"{_ROOT}.{part}."):
-                module = importlib.import_module(info.name)
-                own = module.__dict__.get("__getattr__")
-                module.__dict__["__getattr__"] = _missing_names(info.name, own)
+    root = importlib.import_module(_ROOT)
+    # Only these packages are walked: a walk imports each package that it finds.
+    parts = [info.name for info in pkgutil.iter_modules(root.__path__) if info.name in _REFERENCE_PACKAGES]
+    for part in parts:
+        package = importlib.import_module(f"{_ROOT}.{part}")
+        below = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+        for name in (package.__name__, *(info.name for info in below)):
+            module = importlib.import_module(name)
+            own = module.__dict__.get("__getattr__")
+            module.__dict__["__getattr__"] = _missing_names(name, own)
 
 
 @contextlib.contextmanager

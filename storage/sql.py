@@ -9,10 +9,10 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from sqlalchemy import BindParameter, ColumnElement, DateTime, Dialect, Float, Table, Text, bindparam, literal
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
@@ -20,6 +20,9 @@ from sqlalchemy.types import TypeDecorator
 
 from nekro_agent.errors import InvalidValueError
 from storage.driver.values import escaped, unescaped
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql
 
 __all__ = [
     "MAX_KEY_BYTES",
@@ -214,5 +217,8 @@ def insert(dialect: str, table: Table) -> postgresql.Insert:
     """
     if dialect == "sqlite":
         # The two classes have the same methods but no common base class that declares them.
-        return cast(postgresql.Insert, sqlite.insert(table))
+        return cast("postgresql.Insert", sqlite.insert(table))
+    # Imported here: it takes 30 ms of each process that works on SQLite.
+    from sqlalchemy.dialects import postgresql
+
     return postgresql.insert(table)

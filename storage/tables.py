@@ -13,6 +13,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Connection,
     Double,
     ForeignKey,
     Identity,
@@ -21,6 +22,7 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     Table,
+    event,
     false,
     text,
     true,
@@ -136,8 +138,20 @@ def _index(name: str, *columns: str, **options: Any) -> Index:
 
 
 def _where(condition: str) -> dict[str, Any]:
-    """The condition of a partial index, for both databases."""
-    return {"postgresql_where": text(condition), "sqlite_where": text(condition)}
+    """The condition of a partial index."""
+    return {"info": {_CONDITION: text(condition)}}
+
+
+#: Where an index keeps its condition until it is created. As the keyword of a database it would let
+#: SQLAlchemy import that database's dialect, 30 ms of each process for PostgreSQL.
+_CONDITION: Final = "condition"
+
+
+@event.listens_for(metadata, "before_create")
+def _set_conditions(target: MetaData, connection: Connection, **_: object) -> None:
+    for index in (index for table in target.tables.values() for index in table.indexes):
+        if _CONDITION in index.info:
+            index.dialect_options[connection.dialect.name]["where"] = index.info[_CONDITION]
 
 
 #: One value of ``plugin.store``.

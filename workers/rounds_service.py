@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from broker_config.settings import Settings
-from nekro.agent.llm import LLMClient, MissingClient, create_models
+from nekro.agent.llm import LLMClient, MissingClient
+from nekro.agent.llm.clients import create_models
 from nekro.agent.rounds import RoundRunner
 from nekro.app.model_meters import RoundBudgets
 from nekro_agent.errors import LLMError

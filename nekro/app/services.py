@@ -482,7 +482,7 @@ class Services:
     @shared_property
     def summaries(self) -> ChatSummaries:
         """Writes the summaries of chats."""
-        from nekro.agent.llm import create_models
+        from nekro.agent.llm.clients import create_models
         from nekro.app.model_meters import SummaryMeter
         from nekro.app.rounds.summaries import ChatSummaries
 

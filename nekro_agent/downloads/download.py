@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ from nekro_agent.errors import DownloadError, DownloadRefusedError, FencedError,
 from nekro_agent.files import safe_files, staging, uploads
 from nekro_agent.files.areas import shared_place
 from nekro_agent.files.names import plain_name, stated_name
+from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import DownloadClaim, DownloadReport, Downloads, DownloadStatus
 from nekro_agent.runtime import DownloadPolicy
 from nekro_agent.tools.task_groups import in_thread

@@ -13,7 +13,6 @@ import urllib.parse
 import zlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ from nekro_agent.downloads.addresses import (
 from nekro_agent.downloads.socket import BLOCK_BYTES, GatheringStream
 from nekro_agent.durations import FRESH_SECONDS, stated_pause
 from nekro_agent.errors import DownloadError, DownloadRefusedError
+from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.runtime import DownloadPolicy
 
 __all__ = [

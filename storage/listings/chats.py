@@ -6,7 +6,6 @@ each turn and name. An open turn has no state here and no cost yet."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from operator import attrgetter
@@ -27,6 +26,7 @@ from sqlalchemy import (
     update,
 )
 
+from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import MessageKind
 from nekro_client.event_types import EventType
 from storage.driver.statements import FixedStatement

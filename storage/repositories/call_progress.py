@@ -7,19 +7,21 @@ has a row in ``calls`` too, goes to the chat.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from sqlalchemy import func, select
-from sqlalchemy.dialects.postgresql import Insert
 
 from nekro_agent.errors import FencedError
+from nekro_agent.lazy_dataclass import dataclass
 from storage.repositories.base import Repository, found, is_one_of, values_of
 from storage.repositories.calls import Call, CallRequest
 from storage.repositories.jobs import JobRepository
 from storage.sql import insert, now, seconds_from_now
 from storage.states import CallState, CrashPolicy, JobState
 from storage.tables import CALLS, JOBS
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects.postgresql import Insert
 
 __all__ = ["CallProgress", "CallProgressRepository", "DetachedCallRepository"]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from sqlalchemy import Executable, Integer, bindparam, delete, func, select, upd
 
 from nekro_agent.errors import FencedError, NotFoundError
 from nekro_agent.layout import channel_of
+from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import ChatInfo
 from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository, found, values_of

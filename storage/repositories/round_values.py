@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import ChatInfo
 from storage.states import RoundState, TriggerKind, new_id
 

@@ -210,7 +210,7 @@ async def test_without_fallbacks_the_error_is_that_of_the_group() -> None:
 
 
 def test_without_a_default_model_the_router_does_not_start() -> None:
-    from nekro.agent.llm import create_models
+    from nekro.agent.llm.clients import create_models
 
     with pytest.raises(LLMError, match="no language model is configured"):
         create_models(Settings())

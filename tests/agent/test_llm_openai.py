@@ -31,8 +31,9 @@ from pydantic import SecretStr
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import LLMSettings
-from nekro.agent.llm import LLMAnswer, LLMRequest, ModelSpent, create_client
+from nekro.agent.llm import LLMAnswer, LLMRequest, ModelSpent
 from nekro.agent.llm.attempt import Fault, RetryPolicy
+from nekro.agent.llm.clients import create_client
 from nekro.agent.model import ImagePart, PromptMessage, PromptRole, TextPart
 from nekro_agent.errors import (
     LLMAccessError,

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from broker_config.settings import LLMSettings
-from nekro.agent.llm import LLMRequest, ScriptedClient, create_client
+from nekro.agent.llm import LLMRequest
+from nekro.agent.llm.clients import create_client
+from nekro.agent.llm.scripted_client import ScriptedClient
 from nekro.agent.model import ImagePart, PromptMessage, PromptRole, TextPart
 from nekro_agent.errors import LLMError
 

@@ -14,7 +14,8 @@ import yaml
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import AgentSettings, AnswerMode, SandboxSettings
-from nekro.agent.llm import LLMAnswer, LLMRequest, ScriptedClient
+from nekro.agent.llm import LLMAnswer, LLMRequest
+from nekro.agent.llm.scripted_client import ScriptedClient
 from nekro.agent.model import ChatBrief, HistoryMessage, MethodBrief, Observation, PluginBrief, TurnRound
 from nekro.agent.rounds import RoundInput, RoundOutcome, RoundRunner
 from nekro.sandbox.manager import SandboxManager

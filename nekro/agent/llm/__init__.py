@@ -1,12 +1,6 @@
-"""The port to a language model, and the client that replays a script.
+"""The port to a language model. Its clients are in ``clients``, which few processes import."""
 
-The client for endpoints is in ``nekro.agent.llm.endpoint_client``; ``create_client`` imports it when
-needed.
-"""
-
-from nekro.agent.llm.clients import create_client, create_models
 from nekro.agent.llm.port import FailedGroup, LLMAnswer, LLMClient, LLMRequest, MissingClient, ModelSpent
-from nekro.agent.llm.scripted_client import ScriptedAnswer, ScriptedClient
 
 __all__ = [
     "FailedGroup",
@@ -15,8 +9,4 @@ __all__ = [
     "LLMRequest",
     "MissingClient",
     "ModelSpent",
-    "ScriptedAnswer",
-    "ScriptedClient",
-    "create_client",
-    "create_models",
 ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from nekro_agent.errors import (
@@ -18,6 +18,7 @@ from nekro_agent.errors import (
     LLMUnavailableError,
     LLMUnreadableError,
 )
+from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "BACKOFF_SECONDS",

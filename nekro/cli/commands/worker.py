@@ -7,7 +7,6 @@ import dataclasses
 import socket
 import sys
 import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
@@ -27,6 +26,7 @@ from nekro.cli.output import one_line
 from nekro.cli.running import ExitCode
 from nekro.cli.services.presence import Probe, ask_workers, wanted_of
 from nekro_agent.errors import ServiceError, UsageError
+from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:

@@ -67,7 +67,7 @@ def require_model(settings: Settings) -> None:
     Raises:
         LLMError: none is configured; the message names the settings.
     """
-    from nekro.agent.llm import create_client
+    from nekro.agent.llm.clients import create_client
 
     create_client(settings.llm)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -16,6 +15,7 @@ from typing import Final
 from broker_config.settings import SandboxSettings
 from nekro.sandbox.driver import SandboxSpec
 from nekro.sandbox.interpreter import PROGRAM_INSIDE, SITE_INSIDE, Interpreter
+from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "LAYERS_INSIDE",
