@@ -168,6 +168,7 @@ SHORT_MODULES = {
     "nekro.extensions.openai.rows": "each extension has its SQL in `rows`",
     "nekro.gateway.extensions": "the interface of extensions to the gateway",
     "nekro.wire.plain_json": "ten modules read and write JSON with it, without the other codecs",
+    "nekro_agent.downloads.order": "of an attempt, which imports an HTTP client, and of its callers",
     "nekro_agent.tools.message_id": "plugins import it",
     "nekro_agent.tools.onebot_util": "plugins import it",
     "nekro_agent.tools.task_groups": "of downloads, files and the sandbox's packages alike",

@@ -291,6 +291,7 @@ def keep_what_is_loaded() -> None:
     """
     gc.freeze()
     gc.set_threshold(GARBAGE_THRESHOLD)
+    gc.enable()
 
 
 def _step(home: _Home) -> type[bootsteps.StartStopStep]:

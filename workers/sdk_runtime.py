@@ -14,7 +14,7 @@ from nekro.plugins.configuration import core_config, package_policy
 from nekro.wire.invocation import new_id
 from nekro_agent import runtime
 from nekro_agent.execution.current import cause_turn_id, current_account, current_call, effect_id
-from nekro_agent.ports import ChatInfo, MessageKind, OutgoingMessage, require_lengths
+from nekro_agent.ports import ChatInfo, IncomingMessage, MessageKind, OutgoingMessage, require_lengths
 from nekro_agent.records import PluginValue, PresetInfo, StoredMessage, UserInfo
 from nekro_agent.runtime import DownloadPolicy, StorePolicy, UploadPolicy
 from storage.driver.errors import outlasting
@@ -307,6 +307,17 @@ class SqlRecords:
             return await transaction.records.delete_preset(preset_id)
 
 
+class _Intake:
+    """The intake of messages; built, and imported with the agent, at the first message of a plugin."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def receive(self, message: IncomingMessage) -> str | None:
+        """As ``nekro_agent.ports.Intake``."""
+        return await self._services.intake.receive(message)
+
+
 def runtime_of(services: Services, host: PluginHost) -> runtime.Runtime:
     """Return the SDK's runtime with this process's implementations of its ports; ``host`` has the plugins."""
     settings = services.settings
@@ -322,7 +333,7 @@ def runtime_of(services: Services, host: PluginHost) -> runtime.Runtime:
         cron_jobs=SqlCronJobs(services.database, on_fire=firings.fire),
         jobs=SqlJobs(services.database, services.background, services.publisher),
         records=SqlRecords(services.database, services.publisher),
-        intake=services.intake,
+        intake=_Intake(services),
         download_claims=SqlDownloads(
             services.leases,
             services.background,

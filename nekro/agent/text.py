@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final
 
 from nekro.agent.model import MethodBrief
@@ -66,7 +66,9 @@ _BRACKETS: Final = "<\uff1c\ufe64"
 _LOOK_ALIKE: Final = "\u2039"
 
 
+@cache
 def _tag_pattern() -> re.Pattern[str]:
+    """Compiled at its first use: it takes 10 ms."""
     hidden = f"[{_INVISIBLE}]*"
     names = "|".join(hidden.join(re.escape(letter) for letter in tag) for tag in TAGS)
     # White space and slashes are one class, so that no run of them can be matched in two ways.
@@ -75,16 +77,13 @@ def _tag_pattern() -> re.Pattern[str]:
     )
 
 
-_TAG: Final = _tag_pattern()
-
-
 def neutralise(text: str) -> str:
     """Return ``text`` without invisible characters and without anything that resembles our own tags.
 
     >>> neutralise("a < b, <b>bold</b>, </chat_history>")
     'a < b, <b>bold</b>, ‹/chat_history>'
     """
-    return _TAG.sub(_LOOK_ALIKE, clean(text))
+    return _tag_pattern().sub(_LOOK_ALIKE, clean(text))
 
 
 def clean(text: str) -> str:

@@ -12,7 +12,8 @@ from typing import Final
 
 import httpcore
 
-from nekro_agent.downloads.addresses import AddressPolicy, CheckedBackend, checked_url
+from nekro_agent.downloads.addresses import AddressPolicy, checked_url
+from nekro_agent.downloads.socket import CheckedBackend
 from nekro_agent.errors import DownloadError
 
 __all__ = ["OutgoingHttp", "RequestFailedError", "trusted_certificates"]

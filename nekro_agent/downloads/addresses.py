@@ -14,14 +14,10 @@ import urllib.parse
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-import httpcore
-
-from nekro_agent.downloads.socket import GatheringStream
 from nekro_agent.errors import DownloadError, DownloadRefusedError, SettingsError
 
 __all__ = [
     "AddressPolicy",
-    "CheckedBackend",
     "Cookies",
     "checked_url",
     "headers_after",
@@ -148,53 +144,6 @@ def _is_public(ip: IPAddress) -> bool:
         if ip in network:
             return _is_public(ipaddress.IPv4Address(int(ip) >> bits & 0xFFFFFFFF))
     return ip in _GLOBAL_6 and not any(ip in network for network in _NOT_PUBLIC_6)
-
-
-class CheckedBackend(httpcore.AsyncNetworkBackend):
-    """Opens TCP connections only to admitted addresses.
-
-    The name is resolved here and the connection uses the checked address, so a name that changes
-    its answer between check and use (DNS rebinding) has no effect.
-    """
-
-    def __init__(self, policy: AddressPolicy) -> None:
-        self._policy = policy
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109  # the interface of httpcore
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        """Connect to the first admitted address that answers."""
-        failure: Exception | None = None
-        for address in await self._policy.resolve(host, port):
-            try:
-                return await GatheringStream.connect(
-                    address,
-                    port,
-                    timeout_seconds=timeout,
-                    local_address=local_address,
-                    socket_options=socket_options,
-                )
-            except (httpcore.ConnectError, httpcore.ConnectTimeout) as exc:
-                failure = exc
-        raise DownloadError(f"host {host!r} does not accept connections: {failure}") from failure
-
-    async def connect_unix_socket(
-        self,
-        path: str,
-        timeout: float | None = None,  # noqa: ASYNC109  # the interface of httpcore
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        """Refuse, because a URL must not lead to a local socket."""
-        raise DownloadRefusedError(f"Unix socket {path!r} is not a valid download source")
-
-    async def sleep(self, seconds: float) -> None:
-        """Sleep."""
-        await asyncio.sleep(seconds)
 
 
 #: Headers that must not be sent to another server after a redirect.

@@ -5,11 +5,10 @@ Where the SDK runs without a fleet, there is one per target within the process."
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import field, replace
 from pathlib import Path
@@ -17,18 +16,14 @@ from typing import Final
 
 from nekro_agent import runtime
 from nekro_agent.downloads.addresses import AddressPolicy, checked_url, login_of
-from nekro_agent.downloads.http import DownloadSource, Interrupted
-from nekro_agent.downloads.part import PartFile, PartState, remove_stale
-from nekro_agent.downloads.transfer import Content, Transfer
-from nekro_agent.durations import REFRESH_SECONDS, STALE_SECONDS
+from nekro_agent.downloads.order import DownloadOrder, Progress
+from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import DownloadError, DownloadRefusedError, FencedError, InvalidValueError
 from nekro_agent.files import safe_files, staging, uploads
 from nekro_agent.files.areas import shared_place
-from nekro_agent.files.names import plain_name, stated_name
 from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import DownloadClaim, DownloadReport, Downloads, DownloadStatus
 from nekro_agent.runtime import DownloadPolicy
-from nekro_agent.tools.task_groups import in_thread
 
 __all__ = [
     "Download",
@@ -110,8 +105,6 @@ _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 _LONGEST_NAME_BYTES: Final = 255
 
-#: Called with the bytes received so far and the whole size, which is None while it is unknown.
-Progress = Callable[[int, int | None], None]
 
 #: Used where no runtime offers claims of a fleet.
 _local = LocalDownloads()
@@ -129,30 +122,6 @@ class Download:
     url: str
     #: Name that the server states for the file, without directories; None if it states none.
     file_name: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Order:
-    """The arguments of ``fetch`` with the limits that apply."""
-
-    url: str
-    target: Path
-    #: The same file, by a path that no link can lead elsewhere.
-    place: Path
-    sha256: str | None
-    max_bytes: int
-    headers: Mapping[str, str]
-    progress: Progress
-    addresses: AddressPolicy
-    policy: DownloadPolicy
-    #: Uploads whose quota applies to the file; None outside of uploads.
-    area: uploads.UploadArea | None = None
-
-    @property
-    def request(self) -> str:
-        """Key of everything that determines the result: equal requests may share a result."""
-        parts = (self.url, self.sha256, self.max_bytes, sorted(self.headers.items()))
-        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 async def fetch(
@@ -200,7 +169,7 @@ async def fetch(
     most = policy.max_bytes if max_bytes is None else min(max_bytes, policy.max_bytes)
     with _place_of(target) as place:
         area = uploads.area_of(target) if place == target else None
-        order = _Order(
+        order = DownloadOrder(
             url=address,
             target=target,
             place=place,
@@ -215,7 +184,7 @@ async def fetch(
         return await _alone(order, _claims())
 
 
-async def _alone(order: _Order, claims: Downloads) -> Download:
+async def _alone(order: DownloadOrder, claims: Downloads) -> Download:
     """Download if no other worker does; otherwise wait and share its result."""
     waits_since: int | None = None
     while True:
@@ -237,7 +206,7 @@ async def _alone(order: _Order, claims: Downloads) -> Download:
         await asyncio.sleep(REFRESH_SECONDS)
 
 
-def _shared(order: _Order, status: DownloadStatus | None, *, since: int) -> DownloadReport | None:
+def _shared(order: DownloadOrder, status: DownloadStatus | None, *, since: int) -> DownloadReport | None:
     """Return how a download ended during the wait, if it was for the same request; else None."""
     if status is None or status.report is None or status.fence < since or status.request != order.request:
         return None
@@ -245,7 +214,7 @@ def _shared(order: _Order, status: DownloadStatus | None, *, since: int) -> Down
     return status.report if is_there or status.report.error is not None else None
 
 
-async def _claimed(order: _Order, claim: DownloadClaim) -> Download:
+async def _claimed(order: DownloadOrder, claim: DownloadClaim) -> Download:
     """Download under a claim, which is released with the result.
 
     Raises:
@@ -253,7 +222,10 @@ async def _claimed(order: _Order, claim: DownloadClaim) -> Download:
     """
     report: DownloadReport | None = None
     try:
-        report = await _download(order, claim)
+        # Imported here: it takes 25 ms, for an HTTP client, and each worker imports this module.
+        from nekro_agent.downloads.attempt import attempt
+
+        report = await attempt(order, claim)
         return _result(order, report)
     except DownloadError as exc:
         report = DownloadReport(error=str(exc), retryable=exc.retryable)
@@ -262,99 +234,7 @@ async def _claimed(order: _Order, claim: DownloadClaim) -> Download:
         await claim.end(report)
 
 
-async def _download(order: _Order, claim: DownloadClaim) -> DownloadReport:
-    await in_thread(_remove_stale, order)
-    part = PartFile(order.place, area=order.area)
-    state = await in_thread(part.open)
-    keep = False
-    transfer: Transfer | None = None
-    try:
-        if state is not None and not _fits(state, order):
-            await in_thread(part.restart)
-            state = None
-        async with _source(order) as source:
-            transfer = _transfer(order, claim, source, part, state)
-            content = await transfer.run()
-        await in_thread(part.verify, order.sha256, content.url)
-        await claim.confirm()
-        await in_thread(part.publish)
-        return _report(part, content)
-    except FencedError:
-        keep = True  # the file now belongs to the other worker
-        raise
-    except (asyncio.CancelledError, DownloadError) as exc:
-        if isinstance(exc, DownloadError) and claim.is_lost:
-            keep = True
-            raise FencedError(f"the download to {order.target.name!r} passed to another worker") from exc
-        keep = await _saved(part, transfer, exc)
-        raise
-    finally:
-        part.close(keep=keep)
-
-
-async def _saved(part: PartFile, transfer: Transfer | None, exc: BaseException) -> bool:
-    """Record what is on disk for the next attempt; False if it cannot be used."""
-    is_passing = isinstance(exc, asyncio.CancelledError) or isinstance(exc.__cause__, Interrupted)
-    state = transfer.state if transfer is not None and is_passing else None
-    if state is None:
-        return False
-    try:
-        await in_thread(part.save, state)
-    except DownloadError:
-        return False
-    return True
-
-
-def _source(order: _Order) -> DownloadSource:
-    return DownloadSource(
-        order.url,
-        addresses=order.addresses,
-        silence_seconds=order.policy.timeout_seconds,
-        connections=max(1, order.policy.connections),
-        headers=order.headers,
-    )
-
-
-def _transfer(
-    order: _Order, claim: DownloadClaim, source: DownloadSource, part: PartFile, state: PartState | None
-) -> Transfer:
-    def on_progress(done_bytes: int, whole_bytes: int | None) -> None:
-        if claim.is_lost:
-            raise FencedError(f"the download to {order.target.name!r} passed to another worker")
-        claim.progress(done_bytes, whole_bytes)
-        order.progress(done_bytes, whole_bytes)
-
-    return Transfer(
-        source,
-        part,
-        policy=order.policy,
-        max_bytes=order.max_bytes,
-        sha256=order.sha256,
-        state=state,
-        on_progress=on_progress,
-    )
-
-
-def _fits(state: PartState, order: _Order) -> bool:
-    """Whether what is on disk is the beginning of the requested content."""
-    return (
-        state.url == order.url
-        and state.whole_bytes <= order.max_bytes
-        and (state.sha256 == order.sha256 or (state.sha256 is None and state.validator is not None))
-    )
-
-
-def _report(part: PartFile, content: Content) -> DownloadReport:
-    return DownloadReport(
-        size_bytes=part.spans.total,
-        sha256=part.hexdigest,
-        content_type=content.content_type,
-        final_url=content.url,
-        file_name=plain_name(stated_name(content.disposition)) if content.disposition else None,
-    )
-
-
-def _result(order: _Order, report: DownloadReport) -> Download:
+def _result(order: DownloadOrder, report: DownloadReport) -> Download:
     """Convert a report to the return value or the exception of ``fetch``."""
     if report.error is not None:
         raise (DownloadError if report.retryable else DownloadRefusedError)(report.error)
@@ -411,10 +291,6 @@ def _place_of(target: Path) -> Iterator[Path]:
 def _claims() -> Downloads:
     claims = runtime.current().download_claims if runtime.is_bound() else None
     return _local if claims is None else claims
-
-
-def _remove_stale(order: _Order) -> None:
-    remove_stale(order.place.parent, older_seconds=STALE_SECONDS)
 
 
 def _ignore(done_bytes: int, whole_bytes: int | None) -> None:

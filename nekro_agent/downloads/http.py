@@ -20,13 +20,12 @@ import httpcore
 
 from nekro_agent.downloads.addresses import (
     AddressPolicy,
-    CheckedBackend,
     Cookies,
     checked_url,
     headers_after,
     redirected,
 )
-from nekro_agent.downloads.socket import BLOCK_BYTES, GatheringStream
+from nekro_agent.downloads.socket import BLOCK_BYTES, CheckedBackend, GatheringStream
 from nekro_agent.durations import FRESH_SECONDS, stated_pause
 from nekro_agent.errors import DownloadError, DownloadRefusedError
 from nekro_agent.lazy_dataclass import dataclass

@@ -1,4 +1,4 @@
-"""The connection of a download: few large reads, while the kernel collects the data.
+"""The connection of a download, to admitted addresses: few large reads, while the kernel collects the data.
 
 The reader pauses after each read that returned less than a block. ``SO_RCVLOWAT`` would save the pauses, but
 with it the kernel stops growing the receive window: at a round trip of 50 ms a connection then has a quarter
@@ -18,7 +18,10 @@ from typing import Any, Final, TypeVar
 
 import httpcore
 
-__all__ = ["BLOCK_BYTES", "GatheringStream"]
+from nekro_agent.downloads.addresses import AddressPolicy
+from nekro_agent.errors import DownloadError, DownloadRefusedError
+
+__all__ = ["BLOCK_BYTES", "CheckedBackend", "GatheringStream"]
 
 T = TypeVar("T")
 
@@ -211,3 +214,50 @@ def _translated(error: type[Exception], timeout: type[Exception]) -> Iterator[No
         raise timeout(str(exc)) from exc
     except OSError as exc:
         raise error(str(exc)) from exc
+
+
+class CheckedBackend(httpcore.AsyncNetworkBackend):
+    """Opens TCP connections only to admitted addresses.
+
+    The name is resolved here and the connection uses the checked address, so a name that changes
+    its answer between check and use (DNS rebinding) has no effect.
+    """
+
+    def __init__(self, policy: AddressPolicy) -> None:
+        self._policy = policy
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109  # the interface of httpcore
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Connect to the first admitted address that answers."""
+        failure: Exception | None = None
+        for address in await self._policy.resolve(host, port):
+            try:
+                return await GatheringStream.connect(
+                    address,
+                    port,
+                    timeout_seconds=timeout,
+                    local_address=local_address,
+                    socket_options=socket_options,
+                )
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as exc:
+                failure = exc
+        raise DownloadError(f"host {host!r} does not accept connections: {failure}") from failure
+
+    async def connect_unix_socket(
+        self,
+        path: str,
+        timeout: float | None = None,  # noqa: ASYNC109  # the interface of httpcore
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Refuse, because a URL must not lead to a local socket."""
+        raise DownloadRefusedError(f"Unix socket {path!r} is not a valid download source")
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep."""
+        await asyncio.sleep(seconds)

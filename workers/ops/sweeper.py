@@ -27,7 +27,7 @@ from nekro.app.leases import SWEEP, HeldLease, LeaseKeeper
 from nekro.base.tasks import end_tasks, log_errors
 from nekro.broker.celery.names import delete_binding
 from nekro.broker.delivery.messages import CallMessage
-from nekro_agent.durations import POLL_SECONDS
+from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS
 from nekro_agent.errors import (
     FencedError,
     MessageRefusedError,
@@ -210,6 +210,8 @@ class Sweeper:
         return seconds
 
     async def _sweep_forever(self) -> None:
+        # The first sweep compiles dozens of statements on the loop that runs the first calls.
+        await asyncio.sleep(FRESH_SECONDS)
         while True:
             # Without the lease it checks twice as often, because the holder may be dead.
             pause_seconds = self._period_seconds / 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import socket
 import sys
 import warnings
@@ -109,8 +110,10 @@ def run(args: Args, deps: Deps) -> int:
         require_running(settings.data_dir)
     if args.supervisor_fd is None:
         warn_of_root(deps.output)
-    from nekro.broker.celery.names import pickle_warning
+    gc.disable()  # imports leave little garbage; `keep_what_is_loaded` enables it again
+    from nekro.broker.celery.names import import_what_is_used, pickle_warning
 
+    import_what_is_used()
     warnings.filterwarnings("ignore", category=pickle_warning())  # our workers accept no pickled messages
     from nekro.broker.celery.worker import was_interrupted
     from workers.process import run_worker
