@@ -28,6 +28,7 @@ from chat_server import (
 )
 from loop_clock import LoopClock
 from pydantic import SecretStr
+from stream_server import StreamServer
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import LLMSettings
@@ -606,3 +607,66 @@ async def test_a_cancelled_request_reports_what_it_sent() -> None:
 async def test_an_endpoint_without_usage_is_estimated() -> None:
     (spent,) = await spent_on(stream("print(1)\n" * 50, usage=False))
     assert spent.prompt_tokens > 0 and spent.answer_tokens > 50 and spent.cost > 0
+
+
+async def _serve_many(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, stays_open: bool, waits: bool
+) -> None:
+    """Answer requests of one connection with a stream and a whole answer in turns."""
+    number = 0
+    while True:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        await reader.readexactly(int(head.split("content-length: ")[1].split("\r\n")[0]))
+        number += 1
+        choice = {
+            "index": 0,
+            "finish_reason": "stop",
+            "delta": {"content": "Hi"},
+            "message": {"content": "Hi"},
+        }
+        body = json.dumps({"model": "big", "choices": [choice]})
+        if number % 2:
+            events = f"data: {body}\n\ndata: [DONE]\n\n".encode()
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
+            writer.write(b"transfer-encoding: chunked\r\n\r\n")
+            writer.write(f"{len(events):x}\r\n".encode() + events + b"\r\n")
+            if waits:
+                await writer.drain()
+                await asyncio.sleep(0.01)
+            if stays_open:
+                await asyncio.Event().wait()
+            writer.write(b"0\r\n\r\n")
+        else:
+            writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
+        await writer.drain()
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["at once", "a moment later"])
+async def test_requests_share_a_connection(waits: bool) -> None:
+    """A new one would cost each round the handshakes of TCP and TLS."""
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await _serve_many(reader, writer, stays_open=False, waits=waits)
+
+    async with StreamServer(serve) as server:
+        client = client_of(settings_for(f"http://127.0.0.1:{server.port}/v1"))
+        for _ in range(4):
+            assert (await client.complete(REQUEST)).text == "Hi"
+        await client.close()
+    assert connections == 1
+
+
+async def test_a_stream_that_stays_open_after_its_end_holds_up_no_answer() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await _serve_many(reader, writer, stays_open=True, waits=False)
+
+    async with StreamServer(serve) as server:
+        client = client_of(settings_for(f"http://127.0.0.1:{server.port}/v1"))
+        for _ in range(2):
+            assert (await client.complete(REQUEST)).text == "Hi"
+        await client.close()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from functools import partial
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import cached_property, partial
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -22,6 +22,7 @@ from nekro.agent.llm.reading import fault_of_response, fault_of_transport, hint_
 from nekro.agent.llm.telemetry import Endpoint, Inference, RequestRecord, inference
 from nekro.agent.room import estimate_tokens, tokens_of_prompt
 from nekro.agent.text import cut_middle
+from nekro_agent.durations import POLL_SECONDS
 from nekro_agent.errors import LLMError, LLMFilterError, LLMTimeoutError
 from nekro_client.answer_limits import limited
 
@@ -34,6 +35,11 @@ _FAULT_CHARS: Final = 300
 _FAULT_BYTES: Final = 1 << 20
 #: How long the usage may follow the end of a streamed answer.
 _USAGE_SECONDS: Final = 1.0
+#: How long an unused connection is kept: longer than most programs run between two requests of a turn, and
+#: shorter than routers remember it.
+_KEEP_ALIVE_SECONDS: Final = 60.0
+#: Most bytes between an answer and the end of its response that are read to use the connection again.
+_REST_BYTES: Final = 64 << 10
 
 
 class EndpointClient:
@@ -171,6 +177,7 @@ class EndpointClient:
                     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
                     chunks = response.aiter_bytes()
                     await read_answer(chunks, gathered, self._protocol, kind=kind, on_sign=on_sign)
+                    await _read_rest(chunks)
         except TimeoutError as exc:
             if gathered.finish_reason:
                 return
@@ -180,10 +187,9 @@ class EndpointClient:
     @asynccontextmanager
     async def _response(self, request: LLMRequest) -> AsyncIterator[httpx.Response]:
         """Post a request, again without each parameter that the endpoint refuses; those are remembered."""
-        url = self._protocol.url(self._base_url, self._options)
         while True:
             body = self._protocol.body(request.messages, self._options, self._quirks)
-            async with self._connected().stream("POST", url, json=body) as response:
+            async with self._connected().stream("POST", self._url, json=body) as response:
                 if response.status_code == httpx.codes.OK:
                     yield response
                     return
@@ -195,6 +201,16 @@ class EndpointClient:
                 raise TryFailed(fault)
             self._quirks.add(quirk)
 
+    @cached_property
+    def _url(self) -> httpx.URL:
+        return httpx.URL(self._protocol.url(self._base_url, self._options))
+
+    @cached_property
+    def _own(self) -> frozenset[tuple[str, str, int | None]]:
+        """Scheme, host and port of where the key may be sent."""
+        own = httpx.URL(self._base_url)
+        return frozenset({(own.scheme, own.host, own.port), ("https", own.host, None)})
+
     def _connected(self) -> httpx.AsyncClient:
         if self._client is None:
             settings = self._settings
@@ -202,6 +218,7 @@ class EndpointClient:
             self._client = httpx.AsyncClient(
                 headers={"user-agent": "nekro-workers"},
                 timeout=httpx.Timeout(settings.timeout_seconds, connect=_CONNECT_SECONDS),
+                limits=httpx.Limits(keepalive_expiry=_KEEP_ALIVE_SECONDS),
                 follow_redirects=True,
                 proxy=settings.proxy,
                 event_hooks=limited(None),  # `read_answer` limits the others
@@ -211,10 +228,9 @@ class EndpointClient:
 
     async def _authorise(self, request: httpx.Request) -> None:
         """Add the key, also where a redirect leads to on the same host; never for another one."""
-        headers, own, url = self._protocol.headers(self._key), httpx.URL(self._base_url), request.url
-        address = (url.scheme, url.host, url.port)
-        is_own = address in ((own.scheme, own.host, own.port), ("https", own.host, None))
-        for name, value in headers.items():
+        url = request.url
+        is_own = (url.scheme, url.host, url.port) in self._own
+        for name, value in self._protocol.headers(self._key).items():
             if is_own:
                 request.headers.setdefault(name, value)
             else:
@@ -304,6 +320,20 @@ def _answer(gathered: Gathered, spent: ModelSpent, tries: int) -> LLMAnswer:
 
 def _error_type(exc: BaseException) -> str:
     return exc.fault.error.__name__ if isinstance(exc, TryFailed) else type(exc).__name__
+
+
+async def _read_rest(chunks: AsyncIterator[bytes]) -> None:
+    """Read from an answer to the end of its response, without which the connection would be closed.
+
+    Not for long, as some servers leave the stream open; its faults do not concern the answer.
+    """
+    size = 0
+    with suppress(TimeoutError, httpx.HTTPError):
+        async with asyncio.timeout(POLL_SECONDS):
+            async for chunk in chunks:
+                size += len(chunk)
+                if size > _REST_BYTES:
+                    return
 
 
 async def _start_of(response: httpx.Response) -> bytes:
