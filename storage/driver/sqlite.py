@@ -5,8 +5,11 @@ a debugger) inside a write transaction blocks all writers until it resumes or di
 ``pool_timeout_seconds``. PostgreSQL ends such a transaction itself.
 
 A call to a thread takes several times as long as a statement that finds a row by its key, so such
-statements run on the calling thread. The loop waits neither for a lock nor for a commit: a statement that
-another connection's lock refuses is tried again on the thread, and every commit runs there."""
+statements run on the calling thread, and so does the commit of a transaction that had no other ones. The loop
+waits neither for a lock nor for the disk: a statement that another connection's lock refuses is tried again
+on the thread. With ``synchronous = normal`` a commit only appends to the log, in the memory of the kernel;
+what waits for the disk is the checkpoint, which every 16th commit makes on the thread if the log is long.
+With ``full`` every commit runs there."""
 
 from __future__ import annotations
 
@@ -41,6 +44,10 @@ __all__ = [
 
 #: Pauses between the attempts of a statement that waits for a lock, as SQLite makes them; the last repeats.
 _PAUSES: Final = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.025)
+#: Commits on the loop before one on the thread, which may make a checkpoint.
+_COMMITS_HERE: Final = 15
+#: Pages of the log that make a commit a checkpoint; SQLite's own default.
+_CHECKPOINT_PAGES: Final = 1000
 
 
 class SqliteConnection:
@@ -50,15 +57,23 @@ class SqliteConnection:
     committed data, since those leave no state on the connection.
     """
 
-    def __init__(self, sqlite: sqlite3.Connection, *, busy_seconds: float) -> None:
+    def __init__(
+        self, sqlite: sqlite3.Connection, *, busy_seconds: float, commits_here: bool = False
+    ) -> None:
         """
         Args:
             sqlite: without implicit transactions, usable by all threads, with a busy timeout of 0.
             busy_seconds: how long a statement waits for the locks of other connections.
+            commits_here: whether a commit without a checkpoint does not wait for the disk, so that
+                transactions of short statements are committed on the calling thread.
         """
         self.rests_since = 0.0
         self._sqlite = sqlite
         self._busy_seconds = busy_seconds
+        self._most_here = _COMMITS_HERE if commits_here else 0
+        #: How many commits may still run here, and whether the running transaction may.
+        self._left_here, self._is_short = self._most_here, True
+        self._makes_checkpoints = True
         self._begins = False
         self._unfinished = 0
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
@@ -95,9 +110,14 @@ class SqliteConnection:
             raise translated(exc) from exc
 
     async def begin(self) -> None:
-        self._begins = True
+        self._begins = self._is_short = True
 
     async def commit(self) -> None:
+        if self._left_here and self._is_short and self._sqlite.in_transaction:
+            self._left_here -= 1
+            self._make_checkpoints(False)
+            if self.run_here("COMMIT", None) is not None:
+                return
         await self._finish("COMMIT")
 
     async def rollback(self) -> None:
@@ -122,7 +142,18 @@ class SqliteConnection:
     async def _finish(self, sql: str) -> None:
         self._begins = False
         if self._sqlite.in_transaction:
-            await self._on_thread(lambda _job: self._run(sql, None))
+            self._left_here = self._most_here
+            await self._on_thread(partial(self._end_transaction, sql))
+
+    def _end_transaction(self, sql: str, _job: _Job) -> DriverRows:
+        self._make_checkpoints(True)
+        return self._run(sql, None)
+
+    def _make_checkpoints(self, makes: bool) -> None:
+        """Let commits make a checkpoint if the log is long, or let them make none."""
+        if self._makes_checkpoints != makes:
+            self._sqlite.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES if makes else 0}").close()
+            self._makes_checkpoints = makes
 
     def _run(self, sql: str, parameters: Parameters | None) -> DriverRows:
         """Run a statement on the calling thread, after BEGIN if the transaction has not begun."""
@@ -141,6 +172,7 @@ class SqliteConnection:
     def _run_with_retries(self, sql: str, parameters: Parameters | None, job: _Job) -> DriverRows:
         """Run a statement on the thread; wait for the locks of other connections."""
         end, attempts = None, 0
+        self._make_checkpoints(True)
         while True:
             try:
                 return self._run(sql, parameters)
@@ -155,6 +187,7 @@ class SqliteConnection:
         """Run a job; a cancellation interrupts it, and is raised when the job has ended."""
         if self._thread is None:
             self._start()
+        self._is_short = False
         job = _Job(run, asyncio.get_running_loop())
         self._jobs.put(job)
         self._unfinished += 1
@@ -301,7 +334,8 @@ class SqlitePool(Pool[SqliteConnection]):
             raise translated(exc) from exc
         settings = self._settings
         seconds = min(settings.pool_timeout_seconds, settings.transaction_timeout_seconds)
-        return SqliteConnection(sqlite, busy_seconds=seconds)
+        commits_here = settings.sqlite_synchronous == "normal"
+        return SqliteConnection(sqlite, busy_seconds=seconds, commits_here=commits_here)
 
     def _open_file(self) -> sqlite3.Connection:
         make_file(self._path)

@@ -95,6 +95,42 @@ async def test_short_statements_need_no_thread_and_commits_do(
     assert len(calls) == 2
 
 
+async def test_commits_on_the_loop_leave_checkpoints_to_the_thread(tmp_path: Path) -> None:
+    path = tmp_path / "test.db"
+    sqlite = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
+    sqlite.execute("PRAGMA journal_mode = WAL")
+    sqlite.execute("PRAGMA synchronous = NORMAL")
+    connection = SqliteConnection(sqlite, busy_seconds=WAIT_SECONDS, commits_here=True)
+    threads = []
+    on_thread = connection._on_thread
+
+    async def remember(run: Any) -> Any:
+        threads.append(run)
+        return await on_thread(run)
+
+    connection._on_thread = remember  # type: ignore[method-assign]
+    await connection.execute("CREATE TABLE words (id INTEGER PRIMARY KEY, word TEXT)")
+    threads.clear()
+    text, log = "x" * 40_000, tmp_path / "test.db-wal"
+    longest = 0
+    for number in range(1, 801):
+        await connection.begin()
+        await connection.execute("INSERT INTO words (word) VALUES (?)", (text,), is_short=True)
+        await connection.commit()
+        assert len(threads) == number // 16
+        longest = max(longest, log.stat().st_size)
+    assert longest < 2 * 1000 * 4096 < 800 * len(text)
+    # A statement that is its own transaction makes checkpoints again, and so does a transaction with one that
+    # is not short.
+    for begins in (False, True):
+        if begins:
+            await connection.begin()
+        await connection.execute("INSERT INTO words (word) VALUES ('b')")
+        assert (await rows(connection, "PRAGMA wal_autocheckpoint")) == [(1000,)]
+        await connection.commit()
+    await connection.close()
+
+
 @pytest.mark.parametrize("lock", ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"])
 async def test_a_blocked_writer_does_not_block_the_loop(
     connection: SqliteConnection, tmp_path: Path, calls: list[object], lock: str
