@@ -5,6 +5,7 @@ request that names the messages."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
@@ -114,8 +115,9 @@ def split_by_round(messages: Sequence[HistoryMessage], asked_at: Sequence[dateti
         once, even if the clocks of the hosts that wrote them differ.
     """
     segments: list[list[HistoryMessage]] = [[] for _ in range(len(asked_at) + 1)]
+    moments = sorted(asked_at)
     for message in messages:
-        segments[sum(message.sent_at > moment for moment in asked_at)].append(message)
+        segments[bisect_left(moments, message.sent_at)].append(message)
     return [Segment(messages=tuple(segment)) for segment in segments]
 
 

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -145,6 +146,8 @@ _NO_PROGRESS: Final = (
 )
 
 _SAID: Final = "Your answer was sent to the chat as it is."
+#: Parts that are kept, about those of the turns that one worker runs at once.
+_MOST_KEPT: Final = 256
 #: How often the limits of a prompt that is too long are lowered: to a 64th.
 _MOST_LOWERED: Final = 6
 
@@ -204,6 +207,8 @@ class PromptBuilder:
         self._room = PromptRoom(limits=TokenLimits.of(agent, context=None))
         #: The last system prompt and its input, which are usually the same in all rounds of a turn.
         self._last_system: tuple[object, str] = (None, "")
+        #: The opening and the earlier rounds of chats with their input, for the next prompts of a turn.
+        self._known_parts: dict[tuple[str, int], tuple[object, tuple[Part, ...]]] = {}
 
     def shortens(self, plugins: Iterable[PluginBrief], room: PromptRoom | None = None) -> bool:
         """Whether the list of these plugins' methods exceeds the budget, so that ``recent`` is needed."""
@@ -237,18 +242,39 @@ class PromptBuilder:
         left_out = 0 if shown is None else len(previous) - shown
         previous = previous[left_out:]
         segments = split_by_round(_unrepeated(request), [earlier.asked_at for earlier in previous])
-        user_messages = [self._opening(segments[0], request, room, left_out=left_out)]
-        user_messages += [
-            self._run(earlier, segment, previous[:position], room)
-            for position, (earlier, segment) in enumerate(zip(previous, segments[1:], strict=True))
+        key = request.chat.chat_key
+        opening = (segments[0], request.chat, request.summary, tuple(request.observations), room, left_out)
+        user_messages = [
+            self._parts(
+                (key, 0), opening, lambda: self._opening(segments[0], request, room, left_out=left_out)
+            )
         ]
-        user_messages[-1].append(TextPart(text=self._footer(request, room)))
+        for position, (earlier, segment) in enumerate(zip(previous, segments[1:], strict=True)):
+            before = tuple(previous[:position])
+            run = partial(self._run, earlier, segment, before, room)
+            user_messages.append(self._parts((key, position + 1), (earlier, segment, before, room), run))
+        user_messages[-1] += (TextPart(text=self._footer(request, room)),)
         messages = [PromptMessage.of(PromptRole.SYSTEM, self._system(request, room))]
         for earlier, parts in zip([None, *previous], user_messages, strict=True):
             if earlier is not None:
                 messages.append(PromptMessage.of(PromptRole.ASSISTANT, _answer(earlier, room)))
             messages.append(PromptMessage(role=PromptRole.USER, parts=join_parts(parts)))
         return tuple(messages)
+
+    def _parts(
+        self, key: tuple[str, int], given: object, render: Callable[[], list[Part]]
+    ) -> tuple[Part, ...]:
+        """Return what was rendered of the same input, else render it.
+
+        A turn's rows and messages are read once, so that comparing them takes no time.
+        """
+        known, parts = self._known_parts.get(key, (None, ()))
+        if known != given:
+            if len(self._known_parts) >= _MOST_KEPT:
+                self._known_parts.clear()
+            parts = join_parts(render())
+            self._known_parts[key] = (given, parts)
+        return parts
 
     def _system(self, request: PromptRequest, room: PromptRoom) -> str:
         from nekro.sandbox.packages.base import (

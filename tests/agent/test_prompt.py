@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from base64 import b64encode
@@ -452,6 +453,27 @@ def test_only_the_last_message_changes_while_nothing_new_happens() -> None:
     three = build(request(previous=(first, second), number=3, check_word="cw-b", now=at(2)))
     assert three[:3] == two[:3]
     assert two[3].text.startswith(three[3].text)
+
+
+def test_what_a_builder_keeps_is_used_for_the_same_input_only() -> None:
+    """It builds the prompts of several chats, and each turn and each edit changes what they show."""
+    seen = TurnRound(number=1, asked_at=NOON, answer="x", stop_type=StopType.MANUAL, output="1")
+    other = dataclasses.replace(CHAT, chat_key="other", channel_name="Other")
+    prompts = [
+        request(),
+        request(previous=(seen,), number=2),
+        request(chat=other, previous=(seen,), number=2),
+        request(chat=other, history=(said("Edited"),), previous=(seen,), number=2),
+        request(previous=(dataclasses.replace(seen, output="2"),), number=2),
+        request(previous=(seen,), history=(said("Will it rain?"), said("New", 1)), number=2),
+        request(
+            previous=(seen,), number=2, observations=(Observation(method="m", type=SandboxMethodType.AGENT),)
+        ),
+        request(),
+    ]
+    builder = PromptBuilder(AgentSettings(), SandboxSettings(packages_dir=Path("/nowhere")))
+    for prompt in (*prompts, *reversed(prompts)):
+        assert builder.build(prompt) == build(prompt)
 
 
 def test_an_empty_answer_adds_no_empty_message() -> None:

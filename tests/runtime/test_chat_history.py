@@ -78,8 +78,8 @@ async def test_incremental_reads_equal_a_complete_read(database: Database, seed:
                 await change(tx)
         async with database.read() as tx:
             revision = (await tx.chats.get("c")).history_revision
-            cached = await history.read(tx, revision=revision)
-            assert cached == await ChatHistory("c", most=MOST).read(tx, revision=revision)
+            cached = await history.read(tx, revision=revision, begins_turn=True)
+            assert cached == await ChatHistory("c", most=MOST).read(tx, revision=revision, begins_turn=True)
 
 
 async def test_a_round_rereads_the_last_message_and_no_older_one(
@@ -89,7 +89,7 @@ async def test_a_round_rereads_the_last_message_and_no_older_one(
     async with database.begin() as tx:
         for number in range(60):
             await say(tx, f"{number}")
-        before = await history.read(tx, revision=0)
+        before = await history.read(tx, revision=0, begins_turn=True)
         last = (await tx.messages.newest("c", limit=1))[0]
         await say(tx, "new")
         assert [message.text for message in await tx.messages.newest("c", limit=9, since=last.sequence)] == [
@@ -97,7 +97,27 @@ async def test_a_round_rereads_the_last_message_and_no_older_one(
             "new",
         ]
         asked = watch_statements(tx)
-        after = await history.read(tx, revision=0)
+        after = await history.read(tx, revision=0, begins_turn=True)
     assert [message.text for message in after] == [*(message.text for message in before), "new"]
     assert len(asked) == 1
     assert str(last.sequence) in str(asked[0][1])
+
+
+async def test_the_first_messages_of_a_turn_stay_until_it_ends(database: Database) -> None:
+    """A prompt that begins differently in each round would not be in an endpoint's prompt cache."""
+    history = ChatHistory("c", most=MOST)
+    async with database.begin() as tx:
+        for number in range(MOST + 3):
+            await say(tx, f"{number}")
+        first = await history.read(tx, revision=0, begins_turn=True)
+        assert len(first) == MOST
+        for number in range(3):
+            await say(tx, f"new {number}")
+            later = await history.read(tx, revision=0, begins_turn=False)
+            assert later[:MOST] == first
+            assert [message.text for message in later[MOST:]] == [f"new {n}" for n in range(number + 1)]
+        for number in range(MOST):
+            await say(tx, f"flood {number}")
+        flooded = await history.read(tx, revision=0, begins_turn=False)
+        assert len(flooded) <= 2 * MOST
+        assert len(await history.read(tx, revision=0, begins_turn=True)) == MOST

@@ -115,7 +115,7 @@ async def test_model_does_not_see_unrecorded_messages(
     await messages.send(OutgoingMessage(chat_key="a", text="for both"))
     async with database.read() as tx:
         rows = await tx.messages.newest("a", limit=10)
-        history = await ChatHistory("a", most=10).read(tx, revision=0)
+        history = await ChatHistory("a", most=10).read(tx, revision=0, begins_turn=True)
     assert [row.text for row in rows] == [
         "for people",
         "for both",

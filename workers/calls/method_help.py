@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from nekro.agent.model import MethodBrief
@@ -13,7 +14,7 @@ from nekro.plugins.entries import MethodEntry, PluginEntry
 from nekro.plugins.entry_registry import Registry
 from nekro_agent.errors import ArgumentError
 from nekro_agent.lazy_dataclass import dataclass
-from nekro_agent.methods import BUILT_IN_METHODS
+from nekro_agent.methods import BUILT_IN_METHODS, SandboxMethodType
 
 if TYPE_CHECKING:
     from nekro_agent.schemas.agent_ctx import AgentCtx
@@ -64,10 +65,17 @@ async def plugins_of_chat(registry: Registry, ctx: AgentCtx) -> list[ChatPlugin]
 def method_brief(registry: Registry, entry: MethodEntry) -> MethodBrief:
     """Return a method as the prompt shows it; one without a bare name has its full name."""
     name = entry.name if entry.name in registry.bare_names(entry) else entry.task
-    doc = entry.doc
-    if doc is not None and entry.requires_approval:
+    return _brief(name, entry.signature, entry.doc, entry.type, entry.requires_approval)
+
+
+@lru_cache(maxsize=4096)
+def _brief(
+    name: str, signature: str, doc: str | None, kind: SandboxMethodType, requires_approval: bool
+) -> MethodBrief:
+    """Return one object for all prompts of a method, so that comparing prompts takes no time."""
+    if doc is not None and requires_approval:
         doc = f"{doc}\n\n{_MUST_BE_APPROVED}"
-    return MethodBrief(name=name, signature=entry.signature, doc=doc, type=entry.type)
+    return MethodBrief(name=name, signature=signature, doc=doc, type=kind)
 
 
 def names_of(registry: Registry, entries: Iterable[MethodEntry]) -> dict[str, str]:

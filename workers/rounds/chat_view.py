@@ -210,12 +210,16 @@ class ChatHistory:
         self._known: dict[int, HistoryMessage | None] = {}
         self._revision = 0
 
-    async def read(self, transaction: Transaction, *, revision: int) -> list[HistoryMessage]:
+    async def read(
+        self, transaction: Transaction, *, revision: int, begins_turn: bool
+    ) -> list[HistoryMessage]:
         """Return the newest messages in their current state, oldest first.
 
         Args:
             revision: ``ChatInfo.history_revision``; another one than before means that known messages
                 were changed or deleted.
+            begins_turn: whether old messages may be dropped. Within a turn the first ones stay, so that
+                prompts begin alike and the endpoint's prompt cache is used, unless many are new.
         """
         if revision != self._revision:
             self._known.clear()
@@ -228,8 +232,9 @@ class ChatHistory:
             if len(rows) < self._most:
                 rows = await transaction.messages.newest(self._chat_key, limit=self._most)
         self._known |= {row.sequence: shown_message(row) for row in rows}
-        for sequence in list(self._known)[: -self._most]:
-            del self._known[sequence]
+        if begins_turn or len(self._known) > 2 * self._most:
+            for sequence in list(self._known)[: -self._most]:
+                del self._known[sequence]
         return [message for message in self._known.values() if message is not None]
 
 
@@ -265,7 +270,9 @@ class ChatView:
         waking = next((call.method for call in calls if call.call_id == claimed.round.trigger_id), None)
         async with database.read() as transaction:
             chat = claimed.chat or await transaction.chats.get(self._chat_key)
-            messages = await self._history.read(transaction, revision=chat.history_revision)
+            messages = await self._history.read(
+                transaction, revision=chat.history_revision, begins_turn=claimed.round.number == 1
+            )
             persona = await _persona(transaction, chat)
             key = await transaction.spendings.key_of_rounds(claimed.triggers)
             turn = turn or await TurnPast.read(transaction, claimed)

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from loguru import logger
 
@@ -49,13 +50,13 @@ class StopRequests:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._watched: dict[str, asyncio.Event] = {}
+        self._watched: dict[str, asyncio.Future[None]] = {}
         self._task: asyncio.Task[None] | None = None
 
     @contextmanager
-    def watch(self, round_id: str) -> Iterator[asyncio.Event]:
-        """Return an event for the length of a block; it is set when the round is asked to stop."""
-        asked = self._watched[round_id] = asyncio.Event()
+    def watch(self, round_id: str) -> Iterator[asyncio.Future[None]]:
+        """Return a future for the length of a block; it is done when the round is asked to stop."""
+        asked = self._watched[round_id] = asyncio.get_running_loop().create_future()
         if self._task is None:
             self._task = asyncio.create_task(self._look_repeatedly(), name="nekro-stop-requests")
         try:
@@ -78,7 +79,7 @@ class StopRequests:
         async with self._database.read() as transaction:
             asked = await transaction.rounds.cancel_requested(list(self._watched))
         for round_id in asked & self._watched.keys():
-            self._watched[round_id].set()
+            _complete(self._watched[round_id])
 
 
 class RoundDrain:
@@ -143,14 +144,14 @@ class RoundDrain:
             self._running -= 1
 
     async def _drain(self, chat_key: str) -> None:
-        lost = asyncio.Event()
+        lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         lease = await self._leases.acquire(
             CHAT,
             chat_key,
             owner=self._owner,
             seconds=self._settings.lease_seconds,
             limit_seconds=self._settings.turn_seconds,  # a worker whose event loop hangs loses the chat
-            on_lost=on_this_loop(lost.set),
+            on_lost=on_this_loop(partial(_complete, lost)),
         )
         if lease is None:
             return  # the holder checks for new rounds after it has released the chat
@@ -184,7 +185,7 @@ class RoundDrain:
             del self._delayed[chat_key]
         await self._publisher.round_requested(chat_key)
 
-    async def _run_rounds(self, lease: HeldLease, lost: asyncio.Event) -> None:
+    async def _run_rounds(self, lease: HeldLease, lost: asyncio.Future[None]) -> None:
         claimed = await self._ledger.start_next(lease.key, fence=lease.fence, worker=self._owner)
         view = ChatView(
             lease.key,
@@ -239,12 +240,13 @@ class RoundDrain:
 
     async def _carry_out(self, attempt: _Attempt) -> ClaimedRound | None:
         work = asyncio.create_task(self._outcome(attempt))
-        watch = asyncio.create_task(self._wait_for_stop(attempt))
-        try:
-            done, _ = await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)
-            attempt.is_stopped = watch in done
-        finally:
-            await end_tasks(work, watch)
+        with self._stop_requests.watch(attempt.claimed.round.id) as asked:
+            try:
+                stops = [asked, attempt.lost]
+                done, _ = await asyncio.wait([work, *stops], return_when=asyncio.FIRST_COMPLETED)
+                attempt.is_stopped = not done.isdisjoint(stops)
+            finally:
+                await end_tasks(work)
         return await self._record_end(attempt, work)
 
     async def _record_end(self, attempt: _Attempt, work: asyncio.Task[RoundOutcome]) -> ClaimedRound | None:
@@ -307,15 +309,10 @@ class RoundDrain:
         )
         return await self._runner.run(replace(prepared.input, budget=attempt.meter))
 
-    async def _wait_for_stop(self, attempt: _Attempt) -> None:
-        """Return when the lease is lost or the round was asked to stop."""
-        with self._stop_requests.watch(attempt.claimed.round.id) as asked:
-            waits = [asyncio.create_task(event.wait()) for event in (asked, attempt.lost)]
-            try:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for wait in waits:
-                    wait.cancel()
+
+def _complete(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 @dataclass(kw_only=True)
@@ -323,9 +320,9 @@ class _Attempt:
     """One attempt at one round, and the calls that it has made so far."""
 
     claimed: ClaimedRound
-    #: The chat's lease, and an event that is set when it is lost.
+    #: The chat's lease, and a future that is done when it is lost.
     lease: HeldLease
-    lost: asyncio.Event
+    lost: asyncio.Future[None]
     view: ChatView
     #: Receives what happens in it.
     events: AttemptEvents

@@ -243,8 +243,11 @@ class RoundInputs:
         self, entries: Sequence[MethodEntry], ctx: AgentCtx, awake: Mapping[str, int | None]
     ) -> list[PluginBrief]:
         briefs = []
+        by_plugin: dict[str, list[MethodEntry]] = {}
+        for entry in entries:
+            by_plugin.setdefault(entry.plugin_key, []).append(entry)
         for plugin in self._host.plugins:
-            own = [entry for entry in entries if entry.plugin_key == plugin.key]
+            own = by_plugin.get(plugin.key, [])
             inject = partial(self._host.inject, plugin, ctx) if plugin.hook("prompt_inject") else None
             if not plugin.is_enabled or not plugin.serves(ctx.adapter_key) or not (own or inject):
                 continue

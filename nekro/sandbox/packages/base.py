@@ -14,6 +14,7 @@ makes a new version beside the old one, so a running sandbox keeps the files tha
 from __future__ import annotations
 
 import json
+import os
 import sys
 from functools import lru_cache
 from pathlib import Path
@@ -47,7 +48,11 @@ class BaseLayer:
 
 def base_root(settings: SandboxSettings) -> Path:
     """Return the directory of the base layer; it need not exist."""
-    return settings.packages_dir or Path(sys.prefix) / "share" / "nekro" / "packages"
+    return _root(settings.packages_dir)
+
+
+def _root(packages_dir: Path | None) -> Path:
+    return packages_dir or Path(sys.prefix) / "share" / "nekro" / "packages"
 
 
 def python_directory() -> str:
@@ -63,12 +68,17 @@ def read_base(settings: SandboxSettings) -> BaseLayer | None:
     """
     if settings.python is not None:
         return None
-    current = base_root(settings) / CURRENT
+    current = _current(settings.packages_dir)
     try:
-        layer = _read(current.resolve(strict=True))
+        found = os.stat(current)
+        return _read(current, found.st_ino, found.st_ctime_ns)
     except (OSError, ValueError, KeyError):
         return None
-    return layer if (layer.path / python_directory()).is_dir() else None
+
+
+@lru_cache(maxsize=4)
+def _current(packages_dir: Path | None) -> str:
+    return str(_root(packages_dir) / CURRENT)
 
 
 def named_packages(settings: SandboxSettings) -> str:
@@ -78,8 +88,12 @@ def named_packages(settings: SandboxSettings) -> str:
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path) -> BaseLayer:
+def _read(current: str, _inode: int, _changed_ns: int) -> BaseLayer | None:
+    """Read the layer that a link names; what the link leads to is told apart by its inode."""
+    path = Path(current).resolve(strict=True)
     record: dict[str, Any] = json.loads((path / MANIFEST).read_text())
+    if not (path / python_directory()).is_dir():
+        return None
     return BaseLayer(
         path=path,
         python=record["python"],
