@@ -249,10 +249,10 @@ class PromptBuilder:
                 (key, 0), opening, lambda: self._opening(segments[0], request, room, left_out=left_out)
             )
         ]
-        for position, (earlier, segment) in enumerate(zip(previous, segments[1:], strict=True)):
+        for position, (ended, segment) in enumerate(zip(previous, segments[1:], strict=True)):
             before = tuple(previous[:position])
-            run = partial(self._run, earlier, segment, before, room)
-            user_messages.append(self._parts((key, position + 1), (earlier, segment, before, room), run))
+            run = partial(self._run, ended, segment, before, room)
+            user_messages.append(self._parts((key, position + 1), (ended, segment, before, room), run))
         user_messages[-1] += (TextPart(text=self._footer(request, room)),)
         messages = [PromptMessage.of(PromptRole.SYSTEM, self._system(request, room))]
         for earlier, parts in zip([None, *previous], user_messages, strict=True):

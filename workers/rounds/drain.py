@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from loguru import logger
 
@@ -242,9 +243,9 @@ class RoundDrain:
         work = asyncio.create_task(self._outcome(attempt))
         with self._stop_requests.watch(attempt.claimed.round.id) as asked:
             try:
-                stops = [asked, attempt.lost]
-                done, _ = await asyncio.wait([work, *stops], return_when=asyncio.FIRST_COMPLETED)
-                attempt.is_stopped = not done.isdisjoint(stops)
+                ends: list[asyncio.Future[Any]] = [work, asked, attempt.lost]
+                done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                attempt.is_stopped = asked in done or attempt.lost in done
             finally:
                 await end_tasks(work)
         return await self._record_end(attempt, work)
