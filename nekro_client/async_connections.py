@@ -19,6 +19,7 @@ from nekro_client.operations import (
     connecting,
     connection_options,
     failure_of,
+    tls_of,
     unreachable,
 )
 from nekro_client.pieces import RunOutput, streamed
@@ -56,6 +57,7 @@ class AsyncConnection:
             base_url=base,
             headers=headers,
             auth=auth,
+            verify=tls_of(base, auth),
             transport=transport,
             trust_env=auth is None,
             event_hooks=limited(None),

@@ -20,6 +20,7 @@ from nekro_client.operations import (
     connecting,
     connection_options,
     failure_of,
+    tls_of,
     unreachable,
 )
 from nekro_client.pieces import RunOutput, streamed
@@ -57,6 +58,7 @@ class Connection:
             base_url=base,
             headers=headers,
             auth=auth,
+            verify=tls_of(base, auth),
             transport=transport,
             trust_env=auth is None,
             event_hooks=limited_blocking(None),

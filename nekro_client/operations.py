@@ -7,6 +7,7 @@ import hashlib
 import json
 import mimetypes
 import os
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -41,6 +42,7 @@ __all__ = [
     "operation",
     "parsed_json",
     "segment",
+    "tls_of",
     "unreachable",
 ]
 
@@ -253,6 +255,17 @@ def connection_options(url: str | None, key: str | None) -> tuple[str, dict[str,
         headers["authorization"] = f"Bearer {key.strip()}"
     auth = LocalKeyAuth() if key is None and is_on_this_host(parsed) else None
     return url.rstrip("/").removesuffix(API), headers, auth
+
+
+def tls_of(base: str, auth: httpx.Auth | None) -> ssl.SSLContext | bool:
+    """Return how ``httpx`` verifies servers; True: by the authorities that it knows.
+
+    Reading these takes 20 ms of a command. Without TLS, and without a proxy of the environment, a client
+    needs none: then the context trusts nobody.
+    """
+    if auth is None or not base.startswith("http:"):
+        return True
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def failure_of(response: httpx.Response) -> ApiError | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import ssl
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from scripted_server import cut, json_answer, partial, problem, scripted, stream
 from waiting import WAIT_SECONDS
@@ -33,6 +35,7 @@ from nekro_client import (
 )
 from nekro_client.chats import Chat
 from nekro_client.models import Event, Problem, Turn
+from nekro_client.operations import tls_of
 
 POSTED = '{"message": null, "turn_id": "t1", "field_of_a_newer_release": 1}'
 Use = Callable[[Any], Any]
@@ -530,3 +533,30 @@ def test_a_key_that_no_path_can_have_is_refused(key: str) -> None:
 def test_the_package_names_what_it_exports() -> None:
     assert all(hasattr(nekro_client, name) for name in nekro_client.__all__)
     assert Chat.__module__ == "nekro_client.chats"
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "reads"),
+    [
+        ("http://127.0.0.1:1", None, False),
+        ("http://127.0.0.1:1", "nk_key", True),  # the environment may name a proxy that is reached by TLS
+        ("https://127.0.0.1:1", None, True),
+    ],
+)
+async def test_authorities_are_read_for_connections_that_may_need_them(
+    url: str, key: str | None, reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ssl.SSLError("read")
+
+    monkeypatch.delenv("NEKRO_KEY", raising=False)
+    monkeypatch.setattr(ssl, "create_default_context", fail)
+    for connect in (Client, AsyncClient):
+        if reads:
+            with pytest.raises(ssl.SSLError):
+                connect(url, key)
+        else:
+            connect(url, key)
+    context = tls_of(url, None if reads else httpx.Auth())
+    if isinstance(context, ssl.SSLContext):  # it trusts nobody
+        assert (context.verify_mode, context.get_ca_certs()) == (ssl.CERT_REQUIRED, [])

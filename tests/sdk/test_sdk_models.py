@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -330,7 +331,18 @@ def endpoint(server: FileServer, answers: dict[str, Any]) -> str:
     return server.base + "/v1"
 
 
-async def test_a_plugin_calls_a_model(plugin: NekroPlugin, file_server: FileServer) -> None:
+async def test_a_plugin_calls_a_model(
+    plugin: NekroPlugin, file_server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openai")  # its import reads them too
+    read_authorities, reads = ssl.create_default_context, 0
+
+    def count_reads(*args: Any, **kwargs: Any) -> ssl.SSLContext:
+        nonlocal reads
+        reads += 1
+        return read_authorities(*args, **kwargs)
+
+    monkeypatch.setattr(ssl, "create_default_context", count_reads)
     base_url = endpoint(
         file_server,
         {
@@ -367,6 +379,7 @@ async def test_a_plugin_calls_a_model(plugin: NekroPlugin, file_server: FileServ
             _ = config.REDIS_URL  # type: ignore[attr-defined]
         with pytest.raises(LLMError, match="model m at"):
             await gen_openai_chat_response(model="m", messages=[], base_url=file_server.base + "/none")
+    assert reads <= 1  # for three requests: each read would block the loop
 
 
 @pytest.mark.parametrize(

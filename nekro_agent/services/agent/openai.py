@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import ssl
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -236,6 +238,14 @@ def _tokens_of(value: object) -> int:
     return sum(map(_tokens_of, value)) if isinstance(value, list | tuple) else 0
 
 
+@cache
+def _authorities() -> ssl.SSLContext:
+    """Return what verifies servers; reading it takes 20 ms, and each request would do it on the loop."""
+    import httpx  # here as in `_asked`
+
+    return httpx.create_ssl_context()
+
+
 @contextlib.asynccontextmanager
 async def _asked(
     model: str,
@@ -257,7 +267,9 @@ async def _asked(
             base_url=base_url,
             timeout=timeout_seconds or NOT_GIVEN,
             max_retries=1,
-            http_client=DefaultAsyncHttpxClient(proxy=proxy_url or None, event_hooks=limited()),
+            http_client=DefaultAsyncHttpxClient(
+                verify=_authorities(), proxy=proxy_url or None, event_hooks=limited()
+            ),
         ) as client:
             yield client
     except OpenAIError as exc:
