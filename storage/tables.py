@@ -22,6 +22,7 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     Table,
+    TextClause,
     event,
     false,
     text,
@@ -131,7 +132,7 @@ def _leases() -> tuple[Column[Any], ...]:
 _declared: Final[list[str]] = []
 
 
-def _index(name: str, *columns: str, **options: Any) -> Index:
+def _index(name: str, *columns: str | TextClause, **options: Any) -> Index:
     """Declare an index of several columns, of some rows, or of unique values."""
     _declared.append(name)
     return Index(name, *columns, **options)
@@ -400,6 +401,10 @@ APPROVALS: Final = Table(
     **_ORDERED,
 )
 
+#: SQL: on whose behalf a round waits: the key that pays for it, or else its chat.
+_ROUND_OWNER: Final = "coalesce(nullif(key_id, ''), chat_key)"
+_WAITS: Final = "state IN ('requested')"
+
 #: One round of the LLM: its trigger, its progress and its outcome.
 ROUNDS: Final = Table(
     "rounds",
@@ -427,6 +432,8 @@ ROUNDS: Final = Table(
     Column("observation", FaithfulText()),
     Column("segments", JsonText()),
     Column("key_id", KeyText()),
+    # Order in which waiting rounds start (``storage.repositories.rounds``); 0.2.0 writes none.
+    Column("fair_position", BigInteger(), nullable=False, server_default="0"),
     Column("prompt_chars", Integer()),
     Column("model", FaithfulText()),
     Column("answer", FaithfulText()),
@@ -449,6 +456,15 @@ ROUNDS: Final = Table(
     _index("ix_rounds_turns", "requested_at", "sequence", "chat_key", "turn_cost", **_where("id = turn_id")),
     _index("ix_rounds_turn_state", "turn_state", "requested_at", "sequence", **_where("id = turn_id")),
     _index("uq_rounds_trigger_kind_trigger_id", "trigger_kind", "trigger_id", unique=True),
+    # Only statements that state these conditions, which are always true, may use the two: a plan that was
+    # made while few rounds waited would read all of them in a flood.
+    _index("ix_rounds_fair", "fair_position", "sequence", **_where(f"{_WAITS} AND fair_position >= 0")),
+    _index(
+        "ix_rounds_fair_owner",
+        text(_ROUND_OWNER),
+        "fair_position",
+        **_where(f"{_WAITS} AND fair_position > -1"),
+    ),
     _index("ix_rounds_chat_key_sequence", "chat_key", "sequence"),
     # The database itself enforces at most one running round per chat.
     _index("uq_rounds_running", "chat_key", unique=True, **_where("state = 'running'")),

@@ -11,14 +11,14 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Executable, Integer, bindparam, delete, func, select, update
+from sqlalchemy import Executable, Integer, bindparam, delete, func, literal_column, select, update
 
 from nekro_agent.errors import FencedError, NotFoundError
 from nekro_agent.layout import channel_of
 from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import ChatInfo
 from storage.driver.statements import FixedStatement
-from storage.repositories.base import Repository, found, values_of
+from storage.repositories.base import Repository, found, is_one_of, values_of
 from storage.repositories.leases import (
     LeaseTable,
     is_free,
@@ -26,8 +26,8 @@ from storage.repositories.leases import (
     release_values,
     take_values,
 )
-from storage.sql import insert, now
-from storage.states import new_id
+from storage.sql import insert, now, seconds_parameter
+from storage.states import RoundState, new_id
 from storage.tables import CHAT_SUMMARIES, CHATS, MESSAGES, ROUND_PROMPTS, ROUNDS, TURN_VARIABLES
 
 __all__ = [
@@ -221,6 +221,25 @@ class ChatRepository(Repository):
         fence: int | None = await self._scalar(statement)
         return fence
 
+    async def acquire_next(
+        self, announced: str, *, owner: str, lease_seconds: float
+    ) -> tuple[str, int] | None:
+        """Acquire the lease of the free chat whose requested round is due and next in the fair order.
+
+        Returns its key and the fencing token; None if no chat needs a worker. A transaction that has
+        locked the row of such a chat is waited for, if there is no other one.
+
+        Args:
+            announced: a chat that was announced; it comes first if its running round has lost its worker.
+        """
+        values = {"announced": announced, "new_owner": owner, "lease_seconds": lease_seconds}
+        for statement in _ACQUIRE_NEXT[self._dialect]:
+            taken = (await self._rows(statement, values)).first()
+            if taken is not None:
+                self._connection.locked_chats.pop(taken[0], None)  # the remembered fence is out of date
+                return taken[0], taken[1]
+        return None
+
     async def release(self, chat_key: str, *, fence: int) -> bool:
         """Release the lease; False when another holder has it."""
         self._connection.locked_chats.pop(chat_key, None)
@@ -302,6 +321,50 @@ def _lock_statement(_dialect: str) -> Executable:
     statement = select(CHATS.c.fence).where(CHATS.c.chat_key == bindparam("of_chat"))
     return statement.with_for_update(key_share=True)
 
+
+def _acquire_next_statement(*, waits: bool) -> FixedStatement:
+    """UPDATE that acquires the lease; the subqueries run once, because they depend on no row of it.
+
+    Args:
+        waits: wait for locked rows instead of skipping them.
+    """
+    chat = CHATS.alias("chat")
+    of_free_chat = (
+        select(chat.c.chat_key)
+        .join(ROUNDS, ROUNDS.c.chat_key == chat.c.chat_key)
+        .where(is_free(chat.c.lease_until))
+    )
+    abandoned = of_free_chat.where(
+        chat.c.chat_key == bindparam("announced", type_=CHATS.c.chat_key.type),
+        is_one_of(ROUNDS.c.state, RoundState.REQUESTED, RoundState.RUNNING),  # as the partial index has it
+        is_one_of(ROUNDS.c.state, RoundState.RUNNING),
+    )
+    following = (
+        of_free_chat.where(
+            is_one_of(ROUNDS.c.state, RoundState.REQUESTED),
+            ROUNDS.c.fair_position >= literal_column("0"),  # as the index has it
+            ROUNDS.c.not_before <= now(),
+        )
+        .order_by(ROUNDS.c.fair_position, ROUNDS.c.sequence)
+        .limit(literal_column("1"))
+        .with_for_update(key_share=True, of=chat, skip_locked=not waits)
+    )
+    chosen = func.coalesce(abandoned.scalar_subquery(), following.scalar_subquery())
+    values = take_values(
+        CHATS,
+        owner=bindparam("new_owner", type_=CHATS.c.owner.type),
+        lease_seconds=seconds_parameter("lease_seconds"),
+    )
+    statement = update(CHATS).where(CHATS.c.chat_key == chosen, is_free(CHATS.c.lease_until)).values(**values)
+    return FixedStatement(lambda _dialect: statement.returning(CHATS.c.chat_key, CHATS.c.fence))
+
+
+#: By dialect. Skipping comes first: workers that look at the same time would all wait for one row. SQLite has
+#: no row locks.
+_ACQUIRE_NEXT: Final = {
+    "sqlite": [_acquire_next_statement(waits=False)],
+    "postgresql": [_acquire_next_statement(waits=False), _acquire_next_statement(waits=True)],
+}
 
 #: Versions of a chat that are kept; an open turn shows the one that was the newest when it began.
 KEPT_VERSIONS: Final = 10

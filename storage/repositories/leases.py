@@ -72,7 +72,9 @@ def is_held_by(table: Table, fence: int | BindParameter[int]) -> ColumnElement[b
     return (table.c.fence == fence) & table.c.lease_until.is_not(None)
 
 
-def take_values(table: Table, *, owner: str, lease_seconds: float) -> dict[str, Any]:
+def take_values(
+    table: Table, *, owner: str | BindParameter[str], lease_seconds: float | BindParameter[float]
+) -> dict[str, Any]:
     """SQL values of an acquisition."""
     return {"owner": owner, "lease_until": seconds_from_now(lease_seconds), "fence": table.c.fence + 1}
 

@@ -10,6 +10,12 @@
         └──cancel──▶ CANCELLED
 
 The worker that runs a chat's rounds holds the chat's lease; each of its writes carries the fencing token.
+
+Waiting rounds start in the order of their ``fair_position``, whoever requested many of them: the first round
+of a turn is placed one behind the last waiting round of its owner, which is the key that pays for it or else
+its chat, but not before the first round of all. So the owners take turns, an owner without a waiting round is
+next, and no round waits for ever (start-time fair queueing: Goyal, Vin and Cheng, 1996). Later rounds of a
+turn are placed at the beginning.
 """
 
 from __future__ import annotations
@@ -25,14 +31,17 @@ from sqlalchemy import (
     Executable,
     Integer,
     ScalarSelect,
+    Select,
     and_,
     bindparam,
     case,
     exists,
     func,
     literal,
+    literal_column,
     or_,
     select,
+    true,
     union_all,
     update,
 )
@@ -52,6 +61,9 @@ __all__ = ["ClaimedRound", "Round", "RoundReport", "RoundRepository", "RoundRequ
 _OPEN: Final = (RoundState.REQUESTED, RoundState.RUNNING)
 #: A trigger requests one round.
 _TRIGGER: Final = (ROUNDS.c.trigger_kind, ROUNDS.c.trigger_id)
+#: Not parameters: the databases choose the plan, and the index, by them.
+_EMPTY: Final[ColumnElement[str]] = literal_column("''")
+_ONE: Final[ColumnElement[int]] = literal_column("1")
 
 
 class RoundRepository(Repository):
@@ -513,8 +525,8 @@ def _values(request: RoundRequest) -> dict[str, Any]:
     return values
 
 
-def _requested() -> dict[str, Any]:
-    """Return the values of a requested round."""
+def _requested(dialect: str) -> tuple[dict[str, Any], Select[Any]]:
+    """Return the values of a requested round, and the SELECT that computes them."""
     columns = ROUNDS.c
     given: dict[str, Any] = {
         item.name: bindparam(item.name, type_=columns[item.name].type)
@@ -531,15 +543,48 @@ def _requested() -> dict[str, Any]:
         bindparam("named_key", type_=ROUNDS.c.key_id.type),
         _payer(bindparam("account_id", type_=ROUNDS.c.turn_id.type)),
     ]
-    return {
+    payer = select(func.coalesce(*payers, _EMPTY).label("key_id")).subquery("payer")
+    values = {
         **given,
         "requested_at": now(),
         "not_before": seconds_from_now(seconds_parameter("delay_seconds")),
         "state": literal(RoundState.REQUESTED, ROUNDS.c.state.type),
         # The turn itself if its first round has none, or has expired.
         "root_turn_id": func.coalesce(root, cause),
-        "key_id": func.coalesce(*payers, literal("", ROUNDS.c.key_id.type)),
+        "key_id": payer.c.key_id,
+        "fair_position": _fair_position(payer.c.key_id, dialect),
     }
+    return values, select(*values.values()).select_from(payer)
+
+
+def _fair_position(key_id: ColumnElement[str], dialect: str) -> ColumnElement[int]:
+    """SQL: where a new round waits; see the module, and ``storage.tables`` for the conditions."""
+    waiting = ROUNDS.alias()
+    position = waiting.c.fair_position
+    waits = is_one_of(waiting.c.state, RoundState.REQUESTED)
+    first = (
+        select(position)
+        .where(waits, position >= literal_column("0"))
+        .order_by(position, waiting.c.sequence)
+        .limit(_ONE)
+    )
+    begin = func.coalesce(first.scalar_subquery(), 0)
+    chat_key = bindparam("chat_key", type_=ROUNDS.c.chat_key.type)
+    is_of_owner = _owner(waiting.c.key_id, waiting.c.chat_key) == _owner(key_id, chat_key)
+    last = (
+        select(position + 1)
+        .where(waits, position > literal_column("-1"), is_of_owner)
+        .order_by(position.desc())
+        .limit(_ONE)
+    )
+    larger = func.max if dialect == "sqlite" else func.greatest
+    goes_on = bindparam("number", type_=ROUNDS.c.number.type) > 1
+    return case((goes_on, begin), else_=larger(begin, func.coalesce(last.scalar_subquery(), 0)))
+
+
+def _owner(key_id: ColumnElement[str], chat_key: ColumnElement[str]) -> ColumnElement[str]:
+    """SQL: as the index has it, so without parameters."""
+    return func.coalesce(func.nullif(key_id, _EMPTY), chat_key)
 
 
 def _payer(account: BindParameter[str]) -> ScalarSelect[Any]:
@@ -549,14 +594,17 @@ def _payer(account: BindParameter[str]) -> ScalarSelect[Any]:
 
 @FixedStatement
 def _request_statement(dialect: str) -> Executable:
-    new = insert(dialect, ROUNDS).values(_requested())
+    values, chosen = _requested(dialect)
+    # A condition, because SQLite would read ON CONFLICT after FROM as that of a join.
+    new = insert(dialect, ROUNDS).from_select(list(values), chosen.where(true()))
     return new.on_conflict_do_nothing(index_elements=_TRIGGER).returning(ROUNDS)
 
 
 @FixedStatement
 def _request_during_statement(dialect: str) -> Executable:
-    caller, values = ROUNDS.alias(), _requested()
-    chosen = select(*values.values()).where(
+    caller = ROUNDS.alias()
+    values, chosen = _requested(dialect)
+    chosen = chosen.join(caller, true()).where(
         caller.c.id == bindparam("of_round"),
         caller.c.state == RoundState.RUNNING,
         caller.c.cancel_requested_at.is_(None),

@@ -10,6 +10,8 @@ import pytest
 
 from storage.engine import Database
 from storage.listings.series import SeriesRange
+from storage.repositories.rounds import RoundRequest
+from storage.states import TriggerKind
 from storage.tables import ROUNDS
 from storage.transaction import Transaction
 
@@ -23,6 +25,9 @@ QUERIES: dict[str, Callable[[Transaction], Awaitable[object]]] = {
     "ix_rounds_open": lambda tx: tx.rounds.due_chats(limit=5),
     "ix_rounds_open ": lambda tx: tx.rounds.seconds_until_due("chat"),
     "ix_rounds_open  ": lambda tx: _claim(tx),
+    "ix_rounds_fair": lambda tx: _acquire_next(tx),
+    "ix_rounds_fair ": lambda tx: _request(tx),
+    "ix_rounds_fair_owner": lambda tx: _request(tx),
     "ix_rounds_chat_key_sequence": lambda tx: tx.rounds.newest("chat", limit=5),
     "ix_rounds_turn_id": lambda tx: tx.rounds.rounds_of_turns("turn"),
     "ix_rounds_merged_into": lambda tx: tx.rounds.rounds_of_turns("turn"),
@@ -67,6 +72,16 @@ async def _claim(tx: Transaction) -> None:
     fence = await tx.chats.acquire("chat", owner="w", lease_seconds=60)
     assert fence is not None
     assert await tx.rounds.claim_next("chat", fence=fence, worker="w") is None
+
+
+async def _acquire_next(tx: Transaction) -> None:
+    assert await tx.chats.acquire_next("chat", owner="w", lease_seconds=60) is None
+
+
+async def _request(tx: Transaction) -> None:
+    await tx.chats.ensure("chat")
+    request = RoundRequest(chat_key="chat", trigger_kind=TriggerKind.CALL, trigger_id="call")
+    assert (await tx.rounds.request(request))[1]
 
 
 async def _purge(tx: Transaction) -> None:

@@ -45,6 +45,7 @@ def older(database_settings: DatabaseSettings) -> DatabaseSettings:
     return database_settings
 
 
+@pytest.mark.filterwarnings("ignore:.*expression-based index")  # their texts are compared below
 async def test_a_database_of_release_0_2_0_gets_the_schema_of_a_new_one(
     older: DatabaseSettings, make_database: Callable[[str], DatabaseSettings], tmp_path: Path
 ) -> None:

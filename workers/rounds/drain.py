@@ -1,5 +1,9 @@
 """Drains a chat: runs its requested rounds one at a time, in order, under the chat's lease.
 
+An announcement says that a chat has a requested round. The worker that takes it drains the chat that is next
+in the fair order of all waiting rounds (``storage.repositories.rounds``), which is another one while the
+workers are behind: each announcement starts one chat, so their order does not matter.
+
 The holder of the lease runs the oldest requested round and merges younger ones into it. A drain
 continues with the chat's next round while its worker has a slot free for another chat; otherwise
 it releases the chat after each round, so chats share the workers fairly and any worker may run the
@@ -33,6 +37,7 @@ from nekro.broker.tracing import span
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import FencedError, NekroError, StorageUnavailableError
 from nekro_agent.execution.current import on_account
+from nekro_agent.shared_clock import elapsed_seconds
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound, RoundReport
 from workers.rounds.attempt_events import AttemptEvents
@@ -127,52 +132,73 @@ class RoundDrain:
         self._on_rest = on_rest
         self._stop_requests = StopRequests(database)
         self._running = 0
-        #: Chats whose lease this process holds.
-        self._held: set[str] = set()
         self._delayed: dict[str, asyncio.Task[None]] = {}
 
-    async def drain(self, chat_key: str) -> None:
-        """Run the chat's next round, if one is due and no other process holds the chat.
+    async def drain(self, announced: str) -> None:
+        """Run the next round of the chat that is next, if one is due that no other process runs.
 
         The rounds after it follow at once, at most ``rounds_per_turn`` in all, while a slot is free.
+
+        Args:
+            announced: the chat that was announced.
         """
-        if chat_key in self._held:
-            return  # same result as an unsuccessful acquire below, without a query
         self._running += 1
         try:
-            await self._drain(chat_key)
+            drained = await self._drain_next(announced)
         finally:
             self._running -= 1
+        if drained != announced:
+            seconds = await self._ledger.endings.seconds_until_due(announced)
+            if seconds:  # if it is due, another announcement or the chat's holder starts it
+                self._announce_soon(announced, seconds)
 
-    async def _drain(self, chat_key: str) -> None:
-        lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        lease = await self._leases.acquire(
-            CHAT,
-            chat_key,
-            owner=self._owner,
-            seconds=self._settings.lease_seconds,
-            limit_seconds=self._settings.turn_seconds,  # a worker whose event loop hangs loses the chat
-            on_lost=on_this_loop(partial(_complete, lost)),
-        )
-        if lease is None:
-            return  # the holder checks for new rounds after it has released the chat
-        self._held.add(chat_key)
+    async def _drain_next(self, announced: str) -> str | None:
+        """Drain the next chat that has a round to run; returns its key, None if no chat has one."""
+        while True:
+            lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            since = elapsed_seconds()
+            async with self._database.autocommit() as transaction:
+                taken = await transaction.chats.acquire_next(
+                    announced, owner=self._owner, lease_seconds=self._settings.lease_seconds
+                )
+            if taken is None:
+                return None
+            chat_key, fence = taken
+            lease = self._leases.hold(
+                CHAT,
+                chat_key,
+                fence,
+                seconds=self._settings.lease_seconds,
+                since=since,
+                limit_seconds=self._settings.turn_seconds,  # a worker whose event loop hangs loses the chat
+                on_lost=on_this_loop(partial(_complete, lost)),
+            )
+            # Without a round, another process has run it since this one looked; a chat may still wait.
+            if await self._drain(lease, lost):
+                return chat_key
+
+    async def _drain(self, lease: HeldLease, lost: asyncio.Future[None]) -> bool:
+        """Run the rounds of a chat under its lease; returns whether it had one."""
+        chat_key, has_run = lease.key, True
         try:
             with logger.contextualize(chat_key=chat_key):
                 async with lease:
-                    await self._run_rounds(lease, lost)
+                    has_run = await self._run_rounds(lease, lost)
         except FencedError:
             logger.bind(chat_key=chat_key, fence=lease.fence).warning("chat_lease_lost")
         except StorageUnavailableError as exc:
             # The round stays as after a worker's death: restarted, or ended if its code may have run.
             logger.bind(chat_key=chat_key, error=str(exc)).warning("round_interrupted")
-        finally:
-            self._held.discard(chat_key)
         self._on_rest(chat_key)
-        # Also after a lost lease: a trigger that was rejected meanwhile may have requested a round.
+        # Also after a lost lease: a round that was requested meanwhile could not be started.
         seconds = await self._ledger.endings.announce_due(chat_key)
-        if seconds is not None and chat_key not in self._delayed:
-            # One task per chat: the first round of a burst is due first and merges the others.
+        if seconds is not None:
+            self._announce_soon(chat_key, seconds)
+        return has_run
+
+    def _announce_soon(self, chat_key: str, seconds: float) -> None:
+        # One task per chat: the first round of a burst is due first and merges the others.
+        if chat_key not in self._delayed:
             self._delayed[chat_key] = asyncio.create_task(self._announce_later(chat_key, seconds))
 
     async def close(self) -> None:
@@ -186,7 +212,8 @@ class RoundDrain:
             del self._delayed[chat_key]
         await self._publisher.round_requested(chat_key)
 
-    async def _run_rounds(self, lease: HeldLease, lost: asyncio.Future[None]) -> None:
+    async def _run_rounds(self, lease: HeldLease, lost: asyncio.Future[None]) -> bool:
+        """Run rounds until none is due or another worker may go on; returns whether one was due."""
         claimed = await self._ledger.start_next(lease.key, fence=lease.fence, worker=self._owner)
         view = ChatView(
             lease.key,
@@ -194,6 +221,7 @@ class RoundDrain:
             shows_summary=self._settings.summary_group is not None,
         )
         left = self._settings.rounds_per_turn
+        has_run = claimed is not None
         while claimed is not None:
             left -= 1
             await lease.ensure()
@@ -219,6 +247,7 @@ class RoundDrain:
                 raise
             finally:
                 await events.close()
+        return has_run
 
     async def _run(self, attempt: _Attempt) -> ClaimedRound | None:
         """Run a round; returns the next round, already started, if the drain continues with it."""

@@ -98,12 +98,16 @@ class RoundEndings:
         Call it after releasing the chat: a trigger that came while the lease was held was rejected, and
         only this check finds its row.
         """
-        async with self._database.read() as transaction:
-            seconds = await transaction.rounds.seconds_until_due(chat_key)
+        seconds = await self.seconds_until_due(chat_key)
         if seconds is not None and seconds <= 0:
             await self._publisher.round_requested(chat_key)
             return None
         return seconds
+
+    async def seconds_until_due(self, chat_key: str) -> float | None:
+        """Return the seconds until a round of the chat is due, 0 if one is; None without one."""
+        async with self._database.read() as transaction:
+            return await transaction.rounds.seconds_until_due(chat_key)
 
     @property
     def lease_seconds(self) -> float:
