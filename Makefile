@@ -25,7 +25,7 @@ FAST_ONLY := not postgres and not sandbox and not supply_chain and not sdk_typin
 	and not missing_connection and not sigkill and not longer_than_the_reply and not fit_the_port
 
 .DEFAULT_GOAL := help
-.PHONY: help install bubblewrap libmagic mcp-servers openai-clients helm trace-viewer demo test test-extended test-all test-pythons test-user test-fast test-slow chaos faults mcp-conformance axe console-pictures lint format types bench bench-gateway goals scale eval bench-sandbox bench-start-up profile fuzz docs constraints wheel sbom sbom-image compose-test clean
+.PHONY: help install bubblewrap libmagic agent-peers mcp-servers openai-clients helm trace-viewer demo test test-extended test-all test-pythons test-user test-fast test-slow chaos faults mcp-conformance axe console-pictures lint format types bench bench-gateway goals scale eval bench-sandbox bench-start-up turns profile fuzz docs constraints wheel sbom sbom-image compose-test clean
 
 help: ## List the tasks.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ $(LAYER): $(RUN) nekro/sandbox/packages/default.txt nekro/sandbox/packages/base_
 	  echo 'Sandboxed code has the standard library only; the next `make` tries again.'; fi
 
 install: $(STAMP) $(LAYER) bubblewrap libmagic ## Create .venv and install the project with its test tools.
+
+agent-peers: ## Install the agent systems that `make turns` measures beside this one into .agent-peers (380 MB).
+	@PYTHON=$(PYTHON) scripts/install-agent-peers
 
 mcp-servers: $(STAMP) ## Install the published MCP servers that tests call into .mcp-servers.
 	@PYTHON=$(PYTHON) scripts/install-mcp-servers
@@ -162,6 +165,9 @@ bench-sandbox: install ## Measure sandbox starts, cold and warm.
 bench-start-up: install ## Measure commands and `nekro up` with the shipped plugins and with 70 more (START_UP_ARGS).
 	$(BIN)/python -m benchmarks.start_up $(START_UP_ARGS)
 
+turns: install agent-peers ## Measure whole turns, from message to answer, beside other agent systems (TURNS_ARGS).
+	$(BIN)/python -m benchmarks.turns $(TURNS_ARGS)
+
 profile: install ## Write flame graphs of a call, a round, a run of code, a command and a start to artifacts/profiles (PROFILE_ARGS).
 	$(BIN)/python -m benchmarks.profiles $(PROFILE_ARGS)
 
@@ -178,6 +184,7 @@ constraints: install ## Write constraints.txt and both requirements.txt with has
 	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --extra test --extra flower --extra mcp --extra otel --extra plugins --extra tokens --extra bench --extra release -o constraints.txt
 	printf 'hatchling\neditables\nuv\n' | $(COMPILE) pyproject.toml - -c constraints.txt -o requirements.txt
 	echo hatchling | $(COMPILE) pyproject.toml - --extra flower --extra mcp --extra otel --extra plugins --extra tokens -c constraints.txt -o deploy/requirements.txt
+	$(COMPILE) benchmarks/agents/peers.in -o benchmarks/agents/peers.txt
 	$(COMPILE) nekro/sandbox/packages/default.in -c constraints.txt -o nekro/sandbox/packages/default.txt
 
 wheel: install ## Build the wheels and the sdist into dist/, and try the wheel in a clean environment of each CPython here.

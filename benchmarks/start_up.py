@@ -26,6 +26,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from benchmarks.harness.usage import tree_cpu_seconds
 from nekro.cli.services.ownership import read_running
 from nekro.sandbox.guest.confine import children_of
 
@@ -159,19 +160,10 @@ def _up(environ: dict[str, str], directory: Path) -> Iterator[Spent]:
                     raise SystemExit((directory / "up.log").read_text("utf-8")[-2000:])
                 time.sleep(0.05)
             wall = time.monotonic() - began
-            yield Spent(cpu=_cpu_of_tree(process.pid), wall=wall)
+            yield Spent(cpu=tree_cpu_seconds([process.pid]), wall=wall)
         finally:
             process.terminate()
             process.wait()
-
-
-def _cpu_of_tree(pid: int) -> float:
-    """Return the processor time of a process and of all below it, those that have ended included."""
-    ticks = 0
-    for entry in (pid, *children_of(pid)):
-        fields = Path(f"/proc/{entry}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-        ticks += sum(map(int, fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _run(command: tuple[str, ...], environ: dict[str, str], directory: Path) -> Spent:

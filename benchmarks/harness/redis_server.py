@@ -26,6 +26,7 @@ class RedisServer:
     url: str
     version: str
     binary: str
+    pid: int
 
     def clear(self) -> None:
         """Delete every key; only this run uses the server."""
@@ -46,7 +47,7 @@ def redis_server(directory: Path) -> Iterator[RedisServer]:
     # fmt: on
     with Child(command, log=directory / "redis.log") as child:
         url = f"redis://127.0.0.1:{port}/0"
-        yield RedisServer(url=url, version=_wait_for_version(url, child), binary=binary)
+        yield RedisServer(url=url, version=_wait_for_version(url, child), binary=binary, pid=child.pid)
 
 
 def _wait_for_version(url: str, child: Child) -> str:

@@ -53,6 +53,7 @@ from benchmarks import (
     redis_exchanges,
     rpc,
     scale,
+    turns,
     waiting_calls,
     walks,
 )
@@ -1103,6 +1104,7 @@ def test_documented_options_of_benchmarks_exist() -> None:
         "pooled_calls": pooled_calls.parse,
         "profiles": profiles.parse,
         "redis_exchanges": redis_exchanges.parse,
+        "turns": turns.parse,
         "waiting_calls": waiting_calls.parse,
         "walks": walks.parse,
     }
@@ -1112,6 +1114,7 @@ def test_documented_options_of_benchmarks_exist() -> None:
         "goals": "goals",
         "profile": "profiles",
         "scale": "scale",
+        "turns": "turns",
     }
     for chore, module in chores.items():
         assert f"-m benchmarks.{module} $({chore.upper()}_ARGS)" in (ROOT / "Makefile").read_text()
