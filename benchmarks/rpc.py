@@ -1,7 +1,8 @@
-"""Compare a method call with other task queues on one Redis: ``python -m benchmarks.rpc --help``.
+"""Compare a method call with other task queues: ``python -m benchmarks.rpc --help``.
 
-Contenders take turns (A B C … A B C …), each turn with fresh worker and client processes, so that
-variations of the machine affect all of them. ``docs/performance.md`` explains the report.
+All contenders run at once, each on a Redis of its own, and take short turns; the processes of the others are
+idle meanwhile. A slow minute of the machine therefore affects all of them, and no call is measured while a
+process still starts. ``docs/performance.md`` explains the report.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from benchmarks.harness.contender import Contender, NotAvailableError, Setup
+from benchmarks.harness.figures import Figures
 from benchmarks.harness.machine import describe_machine, library_versions
 from benchmarks.harness.processes import free_port, interrupted_by_sigterm
-from benchmarks.harness.redis_server import RedisServer, redis_server
+from benchmarks.harness.redis_server import redis_server, redis_version
 from benchmarks.harness.report import Result, Run, as_data, as_text
-from benchmarks.harness.turn import Plan, TurnFailedError, take_turn
+from benchmarks.harness.turn import Opened, Plan, TurnFailedError, figures_of, flood, opened, sequential
 from benchmarks.peers import CONTENDERS, contender_named
 
 __all__ = ["Options", "main", "parse_options", "run_benchmark"]
@@ -28,13 +32,16 @@ __all__ = ["Options", "main", "parse_options", "run_benchmark"]
 _EPILOG = """\
 examples:
   make bench                                          the whole table
-  python -m benchmarks.rpc --quick                    one short repetition, to check that all of it works
-  python -m benchmarks.rpc --only taskiq,nekro-bridge --repetitions 9
+  python -m benchmarks.rpc --quick                    two short turns, to check that all of it works
+  python -m benchmarks.rpc --only taskiq,nekro-bridge --turns 20
   python -m benchmarks.rpc --workers 2 --json bench.json
 
 exit codes: 0 every installed contender was measured, 1 one failed, 2 usage, 130 interrupted
 """
 _INTERRUPTED = 130
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +49,7 @@ class Options:
     """The parsed command line."""
 
     contenders: tuple[Contender, ...]
-    repetitions: int
+    turns: int
     plan: Plan
     json_path: Path | None
     command: str
@@ -56,13 +63,11 @@ def parse_options(argv: Sequence[str]) -> Options:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="one repetition with a tenth of the calls")
+    parser.add_argument("--quick", action="store_true", help="two turns with a tenth of the calls")
     parser.add_argument("--only", metavar="NAMES", help="comma-separated contenders; see the names below")
-    parser.add_argument("--repetitions", type=_positive, metavar="N", help="turns of each contender (5)")
-    parser.add_argument("--calls", type=_positive, metavar="N", help="sequential calls per turn (2000)")
-    parser.add_argument(
-        "--flood-calls", type=_positive, metavar="N", help="concurrent calls per turn (10000)"
-    )
+    parser.add_argument("--turns", type=_positive, metavar="N", help="turns of each contender (12)")
+    parser.add_argument("--calls", type=_positive, metavar="N", help="sequential calls per turn (250)")
+    parser.add_argument("--flood-calls", type=_positive, metavar="N", help="concurrent calls per turn (2000)")
     parser.add_argument("--in-flight", type=_positive, default=100, metavar="N", help="concurrency (100)")
     parser.add_argument("--workers", type=_positive, default=1, metavar="N", help="worker processes (1)")
     parser.add_argument(
@@ -77,15 +82,15 @@ def parse_options(argv: Sequence[str]) -> Options:
     except LookupError as exc:
         parser.error(str(exc.args[0]))
     plan = Plan(
-        sequential_calls=words.calls or (200 if words.quick else 2000),
-        flood_calls=words.flood_calls or (1000 if words.quick else 10_000),
+        sequential_calls=words.calls or (25 if words.quick else 250),
+        flood_calls=words.flood_calls or (200 if words.quick else 2000),
         in_flight=words.in_flight,
         workers=words.workers,
         limit_seconds=words.limit,
     )
     return Options(
         contenders=contenders,
-        repetitions=words.repetitions or (1 if words.quick else 5),
+        turns=words.turns or (2 if words.quick else 12),
         plan=plan,
         json_path=words.json,
         command=shlex.join(["python", "-m", "benchmarks.rpc", *argv]),
@@ -93,22 +98,25 @@ def parse_options(argv: Sequence[str]) -> Options:
 
 
 def run_benchmark(options: Options, directory: Path) -> Run:
-    """Run every repetition on one Redis, with files below ``directory`` and progress on stderr."""
+    """Run every turn, with files below ``directory`` and progress on stderr."""
     results = [Result(contender=contender, absent=contender.missing()) for contender in options.contenders]
-    with redis_server(directory) as server:
-        machine = describe_machine(server.version)
-        for repetition in range(options.repetitions):
-            for result in results:
-                if result.absent is not None:
-                    result.turns.append(None)
-                    continue
-                name = result.contender.name
-                print(f"{repetition + 1}/{options.repetitions} {name} …", file=sys.stderr, flush=True)
-                _take_turn(result, server, options.plan, directory / f"{repetition}-{name}")
+    machine = describe_machine(redis_version())
+    with ExitStack() as stack:
+        running = {}
+        for number, result in enumerate(results):
+            if result.absent is not None:
+                continue
+            _progress(f"{result.contender.name} starts")
+            found = _guarded(result, _open, stack, result.contender, options.plan, directory)
+            if found is not None:
+                running[number] = found
+        for turn in range(options.turns):
+            _progress(f"turn {turn + 1}/{options.turns}")
+            # Alternating order, so that no contender always follows the same other one.
+            _take_turns(results, running if turn % 2 == 0 else dict(reversed(running.items())), options.plan)
     return Run(
         results=results,
         plan=options.plan,
-        repetitions=options.repetitions,
         machine=machine,
         versions=library_versions(),
         command=options.command,
@@ -131,24 +139,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if any(result.failures for result in run.results) else 0
 
 
-def _take_turn(result: Result, server: RedisServer, plan: Plan, directory: Path) -> None:
-    directory.mkdir()
-    server.clear()
+def _open(stack: ExitStack, contender: Contender, plan: Plan, directory: Path) -> Opened:
+    own = directory / contender.name
+    own.mkdir()
     setup = Setup(
-        redis_url=server.url,
+        redis_url=stack.enter_context(redis_server(own)).url,
         http_port=free_port(),
-        directory=str(directory),
+        directory=str(own),
         workers=plan.workers,
         in_flight=plan.in_flight,
     )
+    return stack.enter_context(opened(contender, setup))
+
+
+def _take_turns(results: list[Result], running: dict[int, Opened], plan: Plan) -> None:
+    """Let each contender make its sequential calls, and after those of all its concurrent ones.
+
+    So nothing that concurrent calls leave behind delays the sequential calls of the next contender.
+    """
+    latencies = {
+        number: _guarded(results[number], sequential, each, plan) for number, each in running.items()
+    }
+    figures: dict[int, Figures | None] = {}
+    for number, each in running.items():
+        seconds, result = latencies[number], results[number]
+        rate = None if seconds is None else _guarded(result, flood, each, plan)
+        if seconds is not None and rate is not None:
+            figures[number] = _guarded(result, figures_of, each, seconds, rate)
+    for number, result in enumerate(results):
+        result.turns.append(figures.get(number))
+
+
+def _guarded(result: Result, do: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
+    """Do a part of a contender's measurement; None after a failure, which the report names.
+
+    A contender that has failed is not measured again.
+    """
+    if result.failures:
+        return None
     try:
-        result.turns.append(take_turn(result.contender, setup, plan))
+        return do(*args, **named)
     except NotAvailableError as exc:
         result.absent = f"not available: {exc}"
-        result.turns.append(None)
     except TurnFailedError as exc:
         result.failures.append(str(exc))
-        result.turns.append(None)
+    return None
+
+
+def _progress(words: str) -> None:
+    print(f"{words} …", file=sys.stderr, flush=True)
 
 
 def _positive(text: str) -> int:

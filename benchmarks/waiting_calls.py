@@ -71,8 +71,8 @@ async def _burst(services: Services, calls: int, seconds: float) -> float:
 
 async def _measure(
     worker: Child, calls: int, seconds: float, repetitions: int
-) -> tuple[list[float], int | None]:
-    """Return the seconds of each burst, and the worker's peak memory in bytes."""
+) -> tuple[list[float], list[int | None]]:
+    """Return the seconds of each burst, and the worker's peak memory after each in bytes."""
     from broker_config.settings import Settings
     from nekro.app.services import Services
 
@@ -80,17 +80,18 @@ async def _measure(
     await services.start()
     try:
         await _burst(services, 1, 0)
-        before = peak = peak_bytes([worker.pid])
-        bursts = []
+        before = peak_bytes([worker.pid])
+        bursts, peaks = [], []
         for _ in range(repetitions):
             took = await _burst(services, calls, seconds)
             bursts.append(took)
             peak = peak_bytes([worker.pid])
+            peaks.append(peak)
             print(
                 f"{calls} calls that wait {seconds:g} s: {took:.2f} s, worker {peak / _MIB:.0f} MiB "
                 f"({before / _MIB:.0f} MiB before; {(peak - before) / calls / 1024:.1f} KiB a call)"
             )
-        return bursts, peak
+        return bursts, peaks
     finally:
         await services.close()
 
@@ -134,14 +135,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = [*limited_command(limits), "worker", "--lane", "methods"]
         worker = Child(command, log=Path(name) / "worker.log")
         try:
-            bursts, peak = uvloop.run(_measure(worker, options.calls, options.seconds, options.repetitions))
+            bursts, peaks = uvloop.run(_measure(worker, options.calls, options.seconds, options.repetitions))
         finally:
             worker.stop()
         print(describe_machine(server.version), file=sys.stderr)
     after = taskiq_seconds()
     print(f"median: {describe_beside(median(bursts), before, after)}")
     if options.json is not None:
-        found = {"seconds": bursts, "worker_peak_bytes": peak, "taskiq_seconds": [before, after]}
+        found = {"seconds": bursts, "worker_peak_bytes": peaks, "taskiq_seconds": [before, after]}
         options.json.write_text(json.dumps(found) + "\n", "utf-8")
     return 0
 

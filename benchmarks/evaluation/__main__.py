@@ -17,11 +17,12 @@ from benchmarks.evaluation.figures import Played, Run, as_data
 from benchmarks.evaluation.page import Taken, as_markdown
 from benchmarks.evaluation.run import opened, play_all
 from benchmarks.evaluation.script import MODEL
-from benchmarks.evaluation.system import is_real_model, redis_version
+from benchmarks.evaluation.system import is_real_model
 from benchmarks.evaluation.task import Task
 from benchmarks.evaluation.tasks import GROUPS
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.processes import interrupted_by_sigterm
+from benchmarks.harness.redis_server import redis_version
 from benchmarks.scaling.page import write_between_marks
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +17,7 @@ from nekro_agent.durations import POLL_SECONDS
 if TYPE_CHECKING:
     from broker_config.settings import LLMSettings, Settings
 
-__all__ = ["Endpoint", "is_real_model", "redis_version", "running_system", "settings_for"]
+__all__ = ["Endpoint", "is_real_model", "running_system", "settings_for"]
 
 _PLUGINS: Final = Path(__file__).parent / "plugins"
 _START_SECONDS: Final = 120.0
@@ -106,12 +105,3 @@ async def running_system(settings: Settings) -> AsyncIterator[str]:
         except TimeoutError:
             raise RuntimeError(f"`nekro up` did not start:\n{child.last_words()}") from None
         yield ready[1]
-
-
-def redis_version() -> str:
-    """Return name and version of the server that the embedded system runs."""
-    from broker_config.embedded import redis_binary
-
-    said = subprocess.run([redis_binary(), "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.match(r"(\w+) server v=(\S+)", said)
-    return " ".join(found.groups()) if found else "unknown"

@@ -1,7 +1,7 @@
 """The client process of a turn: ``python -m benchmarks.harness.client NAME``.
 
 It reads commands as JSON lines from stdin and answers each with one JSON line on stdout:
-``{"do": "prepare" | "first" | "sequential" | "flood" | "close", …}`` with
+``{"do": "prepare" | "first" | "sequential" | "flood" | "peak" | "close", …}`` with
 ``{"event": "done", …}``, ``{"event": "unavailable", "reason": …}`` or ``{"event": "failed", …}``.
 """
 
@@ -39,10 +39,11 @@ class _Session:
                 return {"latencies": latencies}
             case "flood":
                 return {"seconds": self._opened.flood(command["calls"], in_flight=command["in_flight"])}
+            case "peak":
+                return {"helpers_peak_bytes": self._opened.peak_bytes()}
             case "close":
-                peak = self._opened.peak_bytes()
                 self._opened.close()
-                return {"helpers_peak_bytes": peak}
+                return {}
             case other:
                 raise ValueError(f"unknown command {other!r}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ from benchmarks.harness.processes import Child, free_port
 from broker_config.embedded import redis_binary
 from broker_config.redis_endpoint import server_version
 
-__all__ = ["RedisServer", "redis_server"]
+__all__ = ["RedisServer", "redis_server", "redis_version"]
 
 _START_SECONDS = 15.0
 
@@ -59,3 +61,10 @@ def _wait_for_version(url: str, child: Child) -> str:
             except redis.ConnectionError:
                 time.sleep(0.01)
     raise RuntimeError(f"redis-server did not start: {child.last_words() or 'no words in its log'}")
+
+
+def redis_version() -> str:
+    """Return name and version of the server that ``redis_server`` runs."""
+    said = subprocess.run([redis_binary(), "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.match(r"(\w+) server v=(\S+)", said)
+    return " ".join(found.groups()) if found else "unknown"

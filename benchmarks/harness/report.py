@@ -18,7 +18,7 @@ _ABSENT = "-"
 
 @dataclass(kw_only=True)
 class Result:
-    """The repetitions of one contender; ``turns[i]`` is None where repetition i has no figures."""
+    """The turns of one contender; None where it has no figures of that turn."""
 
     contender: Contender
     turns: list[Figures | None] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Result:
 
     @property
     def measured(self) -> bool:
-        """Whether any repetition has figures."""
+        """Whether any turn has figures."""
         return any(turn is not None for turn in self.turns)
 
 
@@ -38,7 +38,6 @@ class Run:
 
     results: list[Result]
     plan: Plan
-    repetitions: int
     machine: Machine
     versions: dict[str, str]
     command: str
@@ -56,7 +55,7 @@ def as_text(run: Run) -> str:
 
 
 def as_data(run: Run) -> dict[str, Any]:
-    """Return the report as JSON types; seconds and bytes, unrounded, every repetition."""
+    """Return the report as JSON types; seconds and bytes, unrounded, of every turn."""
     return {
         "ratios": {
             own.contender.name: {peer.contender.name: _ratio_data(own, peer) for peer in peers}
@@ -68,13 +67,12 @@ def as_data(run: Run) -> dict[str, Any]:
                 "ours": result.contender.ours,
                 "absent": result.absent,
                 "failures": result.failures,
-                "repetitions": [None if turn is None else asdict(turn) for turn in result.turns],
+                "turns": [None if turn is None else asdict(turn) for turn in result.turns],
                 "spread": {kind.field: _spread_data(_spread_of(result, kind)) for kind in KINDS},
             }
             for result in run.results
         },
         "plan": asdict(run.plan),
-        "repetitions": run.repetitions,
         "machine": {**asdict(run.machine), "busy": run.machine.busy},
         "versions": run.versions,
         "command": run.command,
@@ -97,9 +95,7 @@ def _ratio_lines(run: Run) -> list[str]:
     lines = []
     for own, peers in run.comparisons():
         rows = [[f"/ {peer.contender.name}", *_ratio_cells(own, peer)] for peer in peers]
-        lines += [
-            f"{own.contender.name} divided by each peer, within each repetition: median (least–greatest)"
-        ]
+        lines += [f"{own.contender.name} divided by each peer, within each turn: median (least–greatest)"]
         lines += table(["", *(f"{kind.title.split()[0]} {_arrow(kind)}" for kind in KINDS)], rows)
         lines += ["↓ better below 1, ↑ better above 1", ""]
     return lines or ["No ratios: one of ours and one of the peers must be measured for any.", ""]
@@ -136,9 +132,10 @@ def _absence_lines(run: Run) -> list[str]:
 
 def _origin_lines(run: Run) -> list[str]:
     plan, machine = run.plan, run.machine
+    turns = max(len(result.turns) for result in run.results)
     lines = [
-        f"Runs: {run.repetitions} repetitions, contenders in turn, fresh processes each turn; per turn"
-        f" {plan.sequential_calls} sequential calls after {plan.sequential_warm_up} of warm-up,"
+        f"Runs: {turns} turns of each contender, all of them running;"
+        f" per turn {plan.sequential_calls} sequential calls after {plan.sequential_warm_up} of warm-up,"
         f" {plan.flood_calls} calls with {plan.in_flight} in flight after {plan.flood_warm_up};"
         f" worker processes: {plan.workers}",
         f"Machine: {machine.cores} cores ({machine.cpu}), {machine.kernel}, {machine.python},"

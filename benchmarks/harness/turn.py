@@ -1,4 +1,4 @@
-"""Run one turn: start fresh worker and client processes of a contender, measure, stop them."""
+"""Start the worker and client processes of a contender, and measure its turns."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.contender import CALL_SECONDS, Contender, NotAvailableError, Setup
+from benchmarks.harness.contender import CALL_SECONDS, Contender, Latencies, NotAvailableError, Setup
 from benchmarks.harness.figures import Figures, percentile
 from benchmarks.harness.processes import Child, peak_bytes
 
-__all__ = ["Conversation", "Opened", "Plan", "TurnFailedError", "opened", "take_turn"]
+__all__ = ["Opened", "Plan", "TurnFailedError", "figures_of", "flood", "opened", "sequential", "take_turn"]
 
 _WATCH_SECONDS = 0.2
 #: Added to a call's own limit, so that the client can report its error before the turn fails.
@@ -145,35 +145,60 @@ def opened(contender: Contender, setup: Setup) -> Iterator[Opened]:
         talk.ask({"do": "first"}, limit_seconds=CALL_SECONDS + _GRACE_SECONDS)
         start_seconds = time.perf_counter() - began
         yield Opened(talk=talk, client=client, workers=workers, start_seconds=start_seconds)
+        with suppress(TurnFailedError):  # it failed before; its processes end in any case
+            talk.ask({"do": "close"}, limit_seconds=CALL_SECONDS + _GRACE_SECONDS)
 
 
 def take_turn(contender: Contender, setup: Setup, plan: Plan) -> Figures:
-    """Start one contender, measure it, stop it.
+    """Start one contender, measure one turn, stop it.
 
     Raises:
         NotAvailableError, TurnFailedError: as ``opened``.
     """
     with opened(contender, setup) as running:
-        return _measure(running, plan)
+        return figures_of(running, sequential(running, plan), flood(running, plan))
 
 
-def _measure(running: Opened, plan: Plan) -> Figures:
-    talk, client, workers = running.talk, running.client, running.workers
-    limit = plan.limit_seconds + _GRACE_SECONDS
-    sequential = {"do": "sequential", "calls": plan.sequential_calls, "warm_up": plan.sequential_warm_up}
-    latencies = talk.ask(sequential, limit_seconds=limit)["latencies"]
-    flood = {"do": "flood", "in_flight": plan.in_flight}
-    talk.ask({**flood, "calls": plan.flood_warm_up}, limit_seconds=limit)
-    seconds = talk.ask({**flood, "calls": plan.flood_calls}, limit_seconds=limit)["seconds"]
+def sequential(running: Opened, plan: Plan) -> Latencies:
+    """Make the sequential calls of a turn; return each call's seconds.
+
+    Raises:
+        TurnFailedError: a process of the contender failed.
+    """
+    ask = {"do": "sequential", "calls": plan.sequential_calls, "warm_up": plan.sequential_warm_up}
+    latencies: Latencies = running.talk.ask(ask, limit_seconds=plan.limit_seconds + _GRACE_SECONDS)[
+        "latencies"
+    ]
+    return latencies
+
+
+def flood(running: Opened, plan: Plan) -> float:
+    """Make the calls of a turn that are in flight at the same time; return calls per second.
+
+    Raises:
+        TurnFailedError: a process of the contender failed.
+    """
+    limit, ask = plan.limit_seconds + _GRACE_SECONDS, {"do": "flood", "in_flight": plan.in_flight}
+    running.talk.ask({**ask, "calls": plan.flood_warm_up}, limit_seconds=limit)
+    seconds = running.talk.ask({**ask, "calls": plan.flood_calls}, limit_seconds=limit)["seconds"]
+    return plan.flood_calls / float(seconds)
+
+
+def figures_of(running: Opened, latencies: Latencies, calls_per_second: float) -> Figures:
+    """Return the figures of a turn; memory is the peak until now.
+
+    Raises:
+        TurnFailedError: a process of the contender failed.
+    """
     # Measured while all processes run: an ended process has no size.
-    worker_peak = peak_bytes([worker.pid for worker in workers])
-    client_peak = peak_bytes([client.pid])
-    helpers_peak = talk.ask({"do": "close"}, limit_seconds=limit)["helpers_peak_bytes"]
+    worker_peak = peak_bytes([worker.pid for worker in running.workers])
+    client_peak = peak_bytes([running.client.pid])
+    helpers_peak = running.talk.ask({"do": "peak"}, limit_seconds=_GRACE_SECONDS)["helpers_peak_bytes"]
     return Figures(
         p50_seconds=percentile(latencies, 50),
         p95_seconds=percentile(latencies, 95),
         p99_seconds=percentile(latencies, 99),
-        calls_per_second=plan.flood_calls / seconds,
+        calls_per_second=calls_per_second,
         start_seconds=running.start_seconds,
         worker_peak_bytes=worker_peak,
         client_peak_bytes=None if client_peak is None else client_peak + helpers_peak,

@@ -11,6 +11,7 @@ from benchmarks.peers import (
     huey_redis,
     ours,
     raw_redis,
+    ray_actor,
     taskiq_list,
 )
 
@@ -26,6 +27,7 @@ CONTENDERS: tuple[Contender, ...] = (
     arq_redis.CONTENDER,
     fastapi_pickle.SESSION,
     fastapi_pickle.PLAIN,
+    ray_actor.CONTENDER,
     ours.BRIDGE,
     ours.SANDBOX,
 )

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from waiting import WAIT_SECONDS, wait_until
 
-from benchmarks.goals import as_text, goals_of
+from benchmarks import goals
+from benchmarks.goals import GOALS, Verdict, as_text, measure, verdicts_of
 
 SLOW_TO_STOP = """
 import signal, sys, time
@@ -33,84 +34,113 @@ goals._run("slow")
 """
 
 
-def rpc_report(*, calls: float) -> dict[str, Any]:
-    def turns(*seconds: float) -> dict[str, Any]:
-        return {
-            "repetitions": [
-                {"p50_seconds": one, "p99_seconds": 2.5 * one, "start_seconds": 1000 * one} for one in seconds
-            ]
-            + [None]
+def turn(seconds: float, *, rate: float, start: float = 1) -> dict[str, float]:
+    return {
+        "p50_seconds": seconds,
+        "p99_seconds": 2 * seconds,
+        "calls_per_second": rate,
+        "start_seconds": start,
+    }
+
+
+def rpc_report(ours: list[float], taskiq: list[float]) -> dict[str, Any]:
+    return {
+        "contenders": {
+            "nekro-sandbox": {"turns": [*(turn(one, rate=1000) for one in ours), None]},
+            "taskiq": {"turns": [turn(one, rate=500, start=3) for one in [*taskiq, taskiq[0]]]},
         }
-
-    return {
-        "contenders": {"nekro-sandbox": turns(0.002, 0.004), "taskiq": turns(0.002, 0.002)},
-        "ratios": {
-            "nekro-sandbox": {
-                "taskiq": {
-                    "calls_per_second": {"median": calls, "low": calls, "high": calls},
-                }
-            }
-        },
     }
 
 
-def figures() -> dict[str, Any]:
-    return {
-        "one": rpc_report(calls=1.6),
-        "two": rpc_report(calls=1.4),
-        "alternate": {"nekro-sandbox": [0.8, 0.9, 1.2]},
-        "waiting": {
-            "seconds": [11.0, 12.0, 13.0],
-            "worker_peak_bytes": 249_000_000,
-            "taskiq_seconds": [0.001, 0.003],
-        },
-        "follow_up": {"seconds": [0.01, 0.02, 0.03], "taskiq_seconds": [0.002, 0.002]},
-        "kv": {"ratios": {"sqlite normal get, one by one": [1.2, 1.4]}},
-    }
+def verdict(title: str, found: dict[str, list[dict[str, Any]]]) -> Verdict:
+    (one,) = [verdict for verdict in verdicts_of(found) if verdict.goal.title.startswith(title)]
+    return one
 
 
-def test_goals_in_seconds_are_multiples_of_taskiqs_calls() -> None:
-    goals = {goal.title: goal for goal in goals_of(figures())}
-    reached = {title: goal.is_reached for title, goal in goals.items()}
-    assert reached == {
-        "sandbox, p50 / taskiq's": True,
-        "sandbox, p99 / its p50": True,
-        "sandbox, calls/s / taskiq's, 100 in flight": True,
-        "sandbox, calls/s / taskiq's, two workers each": False,
-        "10,000 calls that wait 1 s, in taskiq's calls": True,
-        "their worker, MB": True,
-        "AGENT result to next request, p50, in taskiq's calls": False,
-        "store, sqlite normal get, one by one / bare driver": True,
-        "worker's start to its first answer, in taskiq's calls": True,
-    }
-    waiting = goals["10,000 calls that wait 1 s, in taskiq's calls"]
-    assert waiting.limit == pytest.approx(6250)
-    assert waiting.ratio is not None and waiting.ratio.median == pytest.approx(6000)
-    follow_up = goals["AGENT result to next request, p50, in taskiq's calls"]
-    assert follow_up.limit == pytest.approx(7.8125)
-    assert follow_up.ratio is not None and follow_up.ratio.median == pytest.approx(10)
-    start = goals["worker's start to its first answer, in taskiq's calls"]
-    assert start.ratio is not None and start.ratio.median == pytest.approx(1500)
+def test_figures_are_divided_by_those_of_the_peer_in_the_same_turn() -> None:
+    found = {"one": [rpc_report([1.0, 4.0], [2.0, 8.0]), rpc_report([3.0], [2.0])]}
+    p50 = verdict("sandbox, p50 / taskiq's", found)
+    assert (p50.values, p50.runs, p50.figure) == ([0.5, 0.5, 1.5], 2, 0.5)
+    assert verdict("the same, upper quartile", found).figure == 1.5
+    rate = verdict("sandbox, calls/s / taskiq's, 100", found)
+    assert rate.values == [2, 2, 2] and not rate.is_reached
+    assert verdict("sandbox, p99", found).values == [2, 2, 2]
+    # The processes of a run start once.
+    assert verdict("worker's start", found).values == pytest.approx([1 / 4, 1 / 2])
 
 
-def test_an_unmeasured_goal_is_not_reached() -> None:
-    found = figures()
-    found["two"]["ratios"] = {}
-    found["waiting"]["worker_peak_bytes"] = None
-    found["follow_up"]["taskiq_seconds"] = [None, None]
-    unreached = [goal.title for goal in goals_of(found) if not goal.is_reached]
-    assert unreached == [
-        "sandbox, calls/s / taskiq's, two workers each",
-        "their worker, MB",
-        "AGENT result to next request, p50, in taskiq's calls",
-    ]
-    (line,) = [line for line in as_text(goals_of(found)).splitlines() if "two workers" in line]
-    assert line.split("workers each")[1].split() == ["-", "≥", "1.5", "not", "reached"]
+def test_seconds_are_multiples_of_taskiqs_calls_of_their_run() -> None:
+    waiting = {"seconds": [2.0, 4.0], "taskiq_seconds": [0.001, 0.003], "worker_peak_bytes": [10**8, None]}
+    found = {"waiting": [waiting], "follow_up": [{"seconds": [0.01], "taskiq_seconds": [None, None]}]}
+    assert verdict("10,000 calls", found).values == [1000, 2000]
+    assert verdict("their worker", found).values == [100]
+    assert verdict("AGENT result", found).values == []
 
 
-def test_the_table_shows_ratio_limit_and_figure() -> None:
-    (line,) = [line for line in as_text(goals_of(figures())).splitlines() if line.startswith("10,000")]
-    assert line.split("calls  ")[1].split() == ["6000", "(5500–6500)", "≤", "6250", "reached", "12", "s"]
+def test_ratios_of_the_store_and_the_gateway_are_read_by_their_names() -> None:
+    ratios = {"sqlite normal set, one by one": [1.2], "sqlite normal set, 50 at once": [0.9]}
+    found = {"kv": [{"ratios": ratios}], "gateway": [{"ratios": {"post to event, time": [3.0, 2.5]}}]}
+    assert verdict("store, SQLite normal, set, one by one", found).values == [1.2]
+    assert verdict("store, SQLite normal, set, at once", found).values == [0.9]
+    assert verdict("store, SQLite full, get, at once", found).values == []
+    assert verdict("post to first event", found).figure == 2.75
+
+
+def test_a_goal_is_decided_when_its_interval_lies_on_one_side_of_the_limit() -> None:
+    limit = next(goal for goal in GOALS if goal.title == "their worker, MB").limit
+
+    def decided(*offsets: float) -> tuple[bool, bool]:
+        peaks = [(limit + offset) * 1e6 for offset in offsets]
+        one = verdict(
+            "their worker", {"waiting": [{"worker_peak_bytes": peaks, "seconds": [], "taskiq_seconds": []}]}
+        )
+        return one.is_decided, one.is_reached
+
+    assert decided(-3, -2, -1) == (True, True)
+    assert decided(3, 2, 1) == (True, False)
+    assert decided(-3, -2, 1) == (False, True)
+    assert decided(-3, -2) == (False, True)  # too few to say
+    assert decided() == (False, False)
+
+
+def test_parts_run_again_until_their_goals_are_decided() -> None:
+    peaks = {"waiting": iter(([100e6], [400e6], [100e6], *([100e6] * 3 for _ in range(9))))}
+    runs = []
+
+    def run(part: str) -> dict[str, Any]:
+        runs.append(part)
+        return {"worker_peak_bytes": next(peaks[part]), "seconds": [1.0] * 3, "taskiq_seconds": [1.0]}
+
+    verdicts = measure(run, ["waiting"], seconds=60)
+    assert [one.is_decided and one.is_reached for one in verdicts] == [True, True]
+    assert runs == ["waiting"] * verdicts[0].runs
+    assert 3 < verdicts[0].runs < 9
+
+
+def test_no_part_runs_again_when_the_time_is_over() -> None:
+    report = {"worker_peak_bytes": [100e6], "seconds": [1.0], "taskiq_seconds": [1.0]}
+    verdicts = measure(lambda part: report, ["waiting"], seconds=0)
+    assert [(one.runs, one.is_decided, one.is_reached) for one in verdicts] == [(1, False, True)] * 2
+    assert "reached, not certain" in as_text(verdicts)
+
+
+def test_the_table_shows_figure_interval_limit_and_number_of_turns() -> None:
+    found = {"waiting": [{"worker_peak_bytes": [200e6, 220e6, 240e6], "seconds": [], "taskiq_seconds": []}]}
+    (line,) = [line for line in as_text(verdicts_of(found)).splitlines() if line.startswith("their worker")]
+    assert line.split("MB  ")[1].split() == ["220", "(200–240)", "≤", "180", "missed", "3", "in", "1"]
+
+
+def test_a_missed_goal_is_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = {"worker_peak_bytes": [100e6] * 3, "seconds": [1.0] * 3, "taskiq_seconds": [1.0]}
+    monkeypatch.setattr(goals, "_run", lambda *words: report)
+    assert goals.main(["--only", "waiting"]) == 0
+    report["worker_peak_bytes"] = [400e6] * 3
+    assert goals.main(["--only", "waiting"]) == 1
+    assert "missed" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        goals.parse(["--only", "nothing"])
 
 
 def test_a_part_that_is_interrupted_stops_what_it_started(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from benchmarks.harness.contender import (
     check,
     probe,
 )
-from benchmarks.harness.figures import Figures, Spread, percentile, ratios, spread
+from benchmarks.harness.figures import Figures, Spread, interval, percentile, quantile, ratios, spread
 from benchmarks.harness.machine import describe_machine, library_versions
 from benchmarks.harness.processes import Child, peak_bytes
 from benchmarks.harness.report import Result, Run, as_data, as_text
@@ -60,7 +60,6 @@ def make_run(results: list[Result]) -> Run:
     return Run(
         results=results,
         plan=PLAN,
-        repetitions=2,
         machine=describe_machine("Redis 6.2"),
         versions=library_versions(),
         command="python -m benchmarks.rpc",
@@ -87,14 +86,31 @@ def test_spread_keeps_median_and_extremes() -> None:
     assert spread([]) is None
 
 
-def test_ratios_are_taken_within_a_repetition() -> None:
-    # The machine was twice as slow in the second repetition; pairwise, ours stays at half the peer's time.
+def test_quantile_of_a_half_is_the_median() -> None:
+    assert quantile([4, 1, 2, 3], 0.5) == 2.5
+    assert quantile([4, 1, 2, 3], 0.75) == 3
+
+
+def test_interval_of_a_quantile_shrinks_with_the_number_of_values() -> None:
+    assert interval([1, 2], 0.5) is None
+    # Six values contain the median with a probability of 31/32, five with less than 95 %.
+    assert interval([3, 1, 2, 5, 4], 0.5) == (1, 5)
+    assert interval(range(1, 7), 0.5) == (1, 6)
+    assert interval(range(1, 8), 0.5) == (1, 7)
+    assert interval(range(1, 10), 0.5) == (2, 8)
+    assert interval(range(1, 101), 0.5) == (40, 61)
+    low, high = interval(range(1, 2001), 0.75) or (0, 0)
+    assert 1450 < low < 1500 < high < 1550
+
+
+def test_ratios_are_taken_within_a_turn() -> None:
+    # The machine was twice as slow in the second turn; pairwise, ours stays at half the peer's time.
     ours = [replace(FIGURES, p50_seconds=1.0), replace(FIGURES, p50_seconds=2.0)]
     peer = [replace(FIGURES, p50_seconds=2.0), replace(FIGURES, p50_seconds=4.0)]
     assert ratios(ours, peer, "p50_seconds") == Spread(median=0.5, low=0.5, high=0.5)
 
 
-def test_ratios_leave_out_repetitions_that_lack_a_figure() -> None:
+def test_ratios_leave_out_turns_that_lack_a_figure() -> None:
     assert ratios([FIGURES, None], [None, FIGURES], "p50_seconds") is None
     assert ratios([FIGURES], [FIGURES], "client_peak_bytes") is None
     assert ratios([None, FIGURES], [FIGURES, FIGURES], "calls_per_second") == Spread(median=1, low=1, high=1)
@@ -122,28 +138,28 @@ def test_report_without_ours_states_that() -> None:
     assert text.startswith("No ratios")
 
 
-def test_data_holds_every_repetition_and_is_json() -> None:
+def test_data_holds_every_turn_and_is_json() -> None:
     ours = Result(contender=make_contender("ours", ours=True), turns=[FIGURES, None])
     peer = Result(contender=make_contender("peer"), turns=[FIGURES, FIGURES])
     data = json.loads(json.dumps(as_data(make_run([ours, peer]))))
-    assert data["contenders"]["ours"]["repetitions"] == [asdict(FIGURES), None]
+    assert data["contenders"]["ours"]["turns"] == [asdict(FIGURES), None]
     assert data["ratios"]["ours"]["peer"]["p50_seconds"] == {"median": 1, "low": 1, "high": 1}
     assert data["ratios"]["ours"]["peer"]["client_peak_bytes"] is None
     assert data["plan"]["in_flight"] == 10
 
 
 def test_command_line_chooses_contenders_in_the_order_given() -> None:
-    options = parse_options(["--only", "taskiq,raw-redis", "--repetitions", "3", "--calls", "7"])
+    options = parse_options(["--only", "taskiq,raw-redis", "--turns", "3", "--calls", "7"])
     assert [contender.name for contender in options.contenders] == ["taskiq", "raw-redis"]
-    assert (options.repetitions, options.plan.sequential_calls) == (3, 7)
-    assert options.command == "python -m benchmarks.rpc --only taskiq,raw-redis --repetitions 3 --calls 7"
+    assert (options.turns, options.plan.sequential_calls) == (3, 7)
+    assert options.command == "python -m benchmarks.rpc --only taskiq,raw-redis --turns 3 --calls 7"
 
 
-def test_quick_is_one_short_repetition_and_explicit_numbers_win() -> None:
+def test_quick_is_two_short_turns_and_explicit_numbers_win() -> None:
     quick, full = parse_options(["--quick"]), parse_options([])
-    assert quick.repetitions == 1
+    assert quick.turns == 2
     assert quick.plan.flood_calls < full.plan.flood_calls
-    assert parse_options(["--quick", "--repetitions", "2"]).repetitions == 2
+    assert parse_options(["--quick", "--turns", "3"]).turns == 3
 
 
 @pytest.mark.parametrize("argv", [["--only", "nobody"], ["--calls", "0"], ["--workers", "x"]])

@@ -39,7 +39,6 @@ from redis_process import RedisServer, free_port
 from waiting import WAIT_SECONDS, wait_until
 
 from benchmarks import (
-    alternate,
     catalogue,
     code_or_tools,
     console_load,
@@ -992,7 +991,7 @@ EXPECTED = {
         before=make_home, after=is_completed, err="^$"
     ),
     "nekro bench": Expected(
-        err=r"^1/\d+ ", stop=CTRL_C, code=130, after=nothing_is_left
+        err=r"^raw-redis starts ", stop=CTRL_C, code=130, after=nothing_is_left
     ),
     "nekro bench rpc -- --help": Expected(out=r"^usage: python -m benchmarks\.rpc"),
 }  # fmt: skip
@@ -1089,7 +1088,6 @@ def test_each_compose_line_is_run_by_the_compose_test() -> None:
 
 def test_documented_options_of_benchmarks_exist() -> None:
     parsers: dict[str, Callable[[list[str]], object]] = {
-        "alternate": alternate.parse,
         "catalogue": catalogue.parse,
         "code_or_tools": code_or_tools.parse,
         "console_load": console_load.parse,
