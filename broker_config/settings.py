@@ -437,6 +437,11 @@ class SandboxSettings(SandboxLimits):
         "unknown or too large) is ended.",
     )
     max_concurrent: int = Field(4, ge=1, description="Runs at the same time in one process.")
+    fork_server: bool = Field(
+        False,
+        description="Fork sandboxes from a process that has the interpreter and the packages loaded, where "
+        "the kernel allows it; else each is started by bubblewrap.",
+    )
     preload: CommaList = Field((), description="Modules that a prepared sandbox imports in advance.")
     packages_dir: Path | None = Field(
         None,

@@ -125,6 +125,8 @@ class SandboxSpec:
     preload: tuple[str, ...] = ()
     #: Whether internet sockets are allowed; they reach only the sandbox's own loopback.
     loopback: bool = False
+    #: Whether it may be forked from a process that has been prepared for sandboxes of this kind.
+    may_fork: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

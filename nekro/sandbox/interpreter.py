@@ -19,7 +19,7 @@ import marshal
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -219,17 +219,20 @@ _MODULES: Final = (
     "nekro/sandbox/guest/working_directory.py",
     "nekro/sandbox/guest/runner.py",
 )
+#: What the fork server has besides.
+_FORK_MODULES: Final = ("nekro/sandbox/guest/namespaces.py", "nekro/sandbox/guest/fork_server.py")
 _PACKAGES: Final = ("nekro.sandbox.guest", "nekro.wire")
 
 
 @cache
-def guest_program(version: tuple[int, int] | None) -> bytes:
+def guest_program(version: tuple[int, int] | None, *, forks: bool = False) -> bytes:
     """Return the runner as one file: compiled if ``version`` is this process's version, else as source.
 
     Args:
         version: version of the interpreter inside; None when it is not known.
+        forks: return the fork server instead, which includes the runner.
     """
-    text = _merged()
+    text = _merged((*_MODULES, *_FORK_MODULES) if forks else _MODULES)
     if version != sys.version_info[:2] or sys.implementation.name != "cpython":
         return f"from __future__ import annotations\n{text}".encode()
     # As a flag: the statement would import the module `__future__` at each start.
@@ -244,30 +247,32 @@ def encode_config(config: Mapping[str, object]) -> str:
     return json.dumps(dict(config), default=bytes.hex)
 
 
-def _merged() -> str:
-    """Return all modules as one, without module docstrings and imports of each other.
+def _merged(modules: Sequence[str]) -> str:
+    """Return modules as one, without module docstrings and imports of each other.
 
     The text of the statements is kept: ``ast.unparse`` of CPython 3.12 and newer writes f-strings that older
     interpreters cannot parse.
     """
     directory = Path(__file__).parents[2]
     kept: list[str] = []
-    for name in _MODULES:
+    for name in modules:
         text = (directory / name).read_text("utf-8")
         lines = text.split("\n")
         for statement in ast.parse(text).body:
-            if not _is_dropped(statement):
+            if not _is_dropped(statement, is_last=name == modules[-1]):
                 decorators = getattr(statement, "decorator_list", ())
                 first = min(node.lineno for node in (statement, *decorators))
                 kept += lines[first - 1 : statement.end_lineno]
     return "\n".join(kept) + "\n"
 
 
-def _is_dropped(statement: ast.stmt) -> bool:
+def _is_dropped(statement: ast.stmt, *, is_last: bool) -> bool:
     if isinstance(statement, ast.ImportFrom):
         module = statement.module or ""
         # `typing` is slow to import and, with annotations as text, needed by type checkers only.
         return module in ("__future__", "typing") or module.startswith(_PACKAGES)
     if isinstance(statement, ast.If):
+        if isinstance(statement.test, ast.Compare):  # the main program
+            return not is_last
         return isinstance(statement.test, ast.Name) and statement.test.id == "TYPE_CHECKING"
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)

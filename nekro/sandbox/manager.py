@@ -362,6 +362,8 @@ class SandboxManager:
             uid=user.uid,
             preload=self._settings.preload,
             layers=self._layers(container_key),
+            # A chat's own packages may be other versions of those that a template has imported.
+            may_fork=not (self._packages and self._packages.layers(container_key)),
         )
         spec = dataclasses.replace(spec, shared_bounded=is_bounded(spec.shared_dir, self._settings))
         prepare_directories(

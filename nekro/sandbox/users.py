@@ -37,6 +37,7 @@ __all__ = [
     "hold_user",
     "lock_directory",
     "make_readable",
+    "pool_range",
     "prepare_directories",
     "sandbox_uid",
 ]
@@ -66,6 +67,11 @@ class UserHold:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def pool_range(settings: SandboxSettings) -> tuple[int, int]:
+    """Return the first host user of the pool, and their number."""
+    return settings.uid_range_start, _RANGE_SIZE
 
 
 def sandbox_uid(container_key: str, *, settings: SandboxSettings) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import dataclasses
 import functools
 import json
 import os
@@ -26,7 +27,8 @@ from typing import Any
 from uuid import uuid4
 
 from broker_config.settings import SandboxSettings
-from nekro.sandbox.driver import SandboxDriver
+from nekro.sandbox.driver import SandboxDriver, SandboxSpec
+from nekro.sandbox.drivers.bwrap import BwrapDriver
 from nekro.sandbox.drivers.selection import build_driver
 from nekro.sandbox.manager import SandboxManager
 from nekro.sandbox.models import (
@@ -41,6 +43,7 @@ from nekro.sandbox.models import (
     StubMethod,
     StubResult,
 )
+from nekro.sandbox.packages.base import read_base
 from nekro.sandbox.users import sandbox_uid
 from nekro.wire.values import decode_arguments, encode_value
 from nekro_agent.methods import SandboxMethodType
@@ -191,6 +194,17 @@ class Lab:
         await self.manager.prepare(chat_key=chat_key, container_key=self.container(chat_key))
 
 
+async def _wait_for_forks(manager: SandboxManager, areas: Areas) -> None:
+    """Wait for the fork server, so that each test's runs are forked; where it does not work they are not."""
+    driver = manager._driver
+    if isinstance(driver, BwrapDriver) and driver.forks is not None:
+        spec = SandboxSpec(shared_dir=areas.shared_dir("x"), uploads_dir=areas.uploads_dir("x"), uid=0)
+        base = read_base(driver._settings)
+        layers = () if base is None else (base.path,)
+        spec = dataclasses.replace(spec, layers=layers, preload=driver._settings.preload)
+        await driver.forks.ready(driver.forks.kind_of(spec))
+
+
 @asynccontextmanager
 async def lab(
     root: Path, *, use: SandboxDriver | None = None, name: str | None = None, **settings: Any
@@ -201,6 +215,7 @@ async def lab(
     # A driver of these settings without the proof, which has its own test.
     manager = SandboxManager(chosen, areas, driver=use or build_driver(chosen))
     await manager.start()
+    await _wait_for_forks(manager, areas)
     try:
         yield Lab(settings=chosen, areas=areas, manager=manager, name=name or uuid4().hex)
     finally:

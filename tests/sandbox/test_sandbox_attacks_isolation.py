@@ -142,7 +142,13 @@ class TestNetwork:
         self, tried: dict[str, Attempts]
     ) -> None:
         assert value_of(tried["network"], "N6 descriptors") == [0, 1, 2, 3]
-        assert value_of(tried["network"], "N6 descriptors of the first process") == ["0", "1", "2"]
+        # Of a forked run, the first process belongs to another user.
+        first = tried["network"]["N6 descriptors of the first process"]
+        assert first[0] == "refused" or value_of(tried["network"], "N6 descriptors of the first process") == [
+            "0",
+            "1",
+            "2",
+        ]
 
     def test_attack_N7_no_proxy_settings_are_inherited(self, tried: dict[str, Attempts]) -> None:
         assert value_of(tried["network"], "N7 proxies") == []
@@ -181,8 +187,10 @@ class TestKernel:
         kernel = tried["kernel"]
         assert set(value_of(kernel, "K8 processes")) == {1, 2}
         assert kernel["K8 kill outside"][2] == "ESRCH"
-        # The first process ignores signals of its own namespace; had it died, there would be no report.
-        assert kernel["K8 kill the first process"][0] == "done"
+        # The first process ignores signals of its own namespace, or belongs to another user; had it died,
+        # there would be no report.
+        outcome = kernel["K8 kill the first process"]
+        assert outcome[0] == "done" or outcome[2] == "EPERM"
 
     def test_attack_K9_nothing_reveals_the_service(
         self, tried: dict[str, Attempts], outside: dict[str, str]
@@ -226,8 +234,10 @@ async def test_attack_K7_host_user_is_neither_root_nor_in_root_mode_the_services
         def look() -> None:
             (run,) = box.manager._running.values()
             pids = run._sandbox.processes()
-            assert len(pids) == 3
-            seen.append({Path("/proc", str(pid)).stat().st_uid for pid in pids})
+            assert len(pids) in (2, 3)  # that of a forked run leaves out the first process
+            first = run._sandbox.first_pid
+            seen.append({Path("/proc", str(pid)).stat().st_uid for pid in pids if pid != first})
+            assert Path("/proc", str(first)).stat().st_uid != 0
 
         box.handlers["look"] = look
         await box.run("import os, time\nif os.fork() == 0:\n    time.sleep(30)\nlook()\nos.kill(0, 9)")

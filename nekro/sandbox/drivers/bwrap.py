@@ -16,9 +16,12 @@ import socket
 from functools import cached_property, partial
 from pathlib import Path
 
+from loguru import logger
+
 from broker_config.settings import SandboxSettings
 from nekro.sandbox.driver import Enforcement, IsolationCheck, SandboxSpec, check_of
 from nekro.sandbox.drivers.bwrap_args import LAYERS_INSIDE, BwrapFds, bwrap_arguments
+from nekro.sandbox.drivers.fork_server import ForkServer
 from nekro.sandbox.drivers.isolated import (
     IsolatedStart,
     Tools,
@@ -118,6 +121,8 @@ class BwrapDriver:
         Raises:
             SandboxUnavailableError: it cannot be started, or it is not isolated as intended.
         """
+        if self.forks is not None and (forked := await self._forked(self.forks, spec)) is not None:
+            return forked
         async with isolated_start(self._cgroups[0]) as start:
             ours, theirs = socket.socketpair()
             start.on_failure.callback(ours.close)
@@ -158,8 +163,35 @@ class BwrapDriver:
                 group=start.group,
             )
 
+    async def _forked(self, forks: ForkServer, spec: SandboxSpec) -> ProcessSandbox | None:
+        """Return a sandbox of the fork server; None where it cannot make this one now."""
+        if not (spec.may_fork and forks.is_ready(forks.kind_of(spec))):
+            return None
+        try:
+            async with isolated_start(self._cgroups[0]) as start:
+                return await forks.fork(spec, start.group)
+        except SandboxUnavailableError as exc:
+            logger.bind(error=str(exc)).warning("sandbox_fork_failed")
+            return None
+
     async def close(self) -> None:
-        """Nothing outlives single sandboxes."""
+        """End the fork server."""
+        if self.forks is not None:
+            await self.forks.close()
+
+    @cached_property
+    def forks(self) -> ForkServer | None:
+        """The fork server; None where the settings turn it off."""
+        if not self._settings.fork_server:
+            return None
+        return ForkServer(
+            self._settings,
+            tools=self.tools,
+            interpreter=self.interpreter,
+            filter_program=self._filter,
+            zero_device=self._cgroups[0] is not None,
+            root_mode=self.root_mode,
+        )
 
     def _descriptors(self, spec: SandboxSpec, start: IsolatedStart) -> BwrapFds:
         by_fd = self.tools.binds_descriptors

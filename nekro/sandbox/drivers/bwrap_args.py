@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -24,8 +24,10 @@ __all__ = [
     "ProgramSpec",
     "bwrap_arguments",
     "environment_inside",
+    "hidden_entries",
     "program_arguments",
     "runner_environment",
+    "server_arguments",
     "visible_paths",
 ]
 
@@ -121,6 +123,50 @@ def bwrap_arguments(
     ]  # fmt: skip
 
 
+#: Capabilities of the fork server: at its start only where this service is root, else in its user namespace.
+_SERVER_CAPABILITIES: Final = ("SETUID", "SETGID", "SETPCAP", "SYS_ADMIN", "SYS_CHROOT")
+
+
+def server_arguments(
+    *,
+    settings: SandboxSettings,
+    interpreter: Interpreter,
+    layers: Sequence[Path],
+    areas: Sequence[Path],
+    program_fd: int,
+    nothing_fd: int,
+    root_mode: bool,
+    zero_device: bool,
+) -> list[str]:
+    """Return the arguments for the fork server: what all its runs have in common; see ``bwrap_arguments``.
+
+    Args:
+        areas: parents of the directories of all chats, where it makes the mounts of a run's own.
+        nothing_fd: of an empty file.
+    """
+    user = [] if root_mode else ["--unshare-user", "--uid", _USER_INSIDE, "--gid", _USER_INSIDE]
+    held = [word for name in _SERVER_CAPABILITIES for word in ("--cap-add", f"CAP_{name}")]
+    return [
+        "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", *user,
+        "--cap-drop", "ALL", *held, "--die-with-parent", "--new-session", "--as-pid-1",
+        "--hostname", "sandbox",
+        *_environment(runner_environment(interpreter)),
+        *_directories(("/opt", "/opt/sandbox", "/opt/sandbox/empty", "/app", "/app/shared", "/app/uploads")),
+        *_directories(("/etc", "/opt/sandbox/areas")),
+        *_system(("ld.so.cache",)),
+        "--proc", "/proc",
+        *_device_mounts(settings.tmp_bytes, zero_device=zero_device),
+        *_python(interpreter, root_mode=root_mode),
+        "--perms", "0444", "--ro-bind-data", str(program_fd), PROGRAM_INSIDE,
+        "--perms", "0000", "--file", str(nothing_fd), "/opt/sandbox/nothing",
+        *_layers(layers),
+        *(word for path, name in zip(areas, ("shared", "uploads"), strict=False)
+          for word in _bind(path, f"/opt/sandbox/areas/{name}", writable=name == "shared")),
+        "--chdir", "/app",
+        "--remount-ro", "/",
+    ]  # fmt: skip
+
+
 def _namespaces(hostname: str, *, root_mode: bool, network: bool) -> list[str]:
     share_net = ["--share-net"] if network else []
     unshare_net = [] if network else ["--unshare-net"]
@@ -165,6 +211,11 @@ def _proc_mounts(*, root_mode: bool) -> list[str]:
     for path in _hidden_files():
         arguments += ["--ro-bind", "/dev/null", path]
     return [*arguments, "--remount-ro", "/proc"]
+
+
+def hidden_entries() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the files and the directories of /proc that a sandbox must not see."""
+    return _hidden_files(), _hidden_directories()
 
 
 @cache

@@ -319,11 +319,12 @@ class _StartSockets:
             writer.close()
 
 
-def verify_isolation(pid: int, *, uid: int, parent: int) -> None:
+def verify_isolation(pid: int, *, uid: int, parent: int | None) -> None:
     """Read back from the kernel that a process is confined as intended.
 
     Args:
-        parent: process that must have started it; another one means that the id was reused.
+        parent: process that must have started it; another one means that the id was reused. None: the
+            caller knows by a descriptor of the process that it runs.
 
     Raises:
         SandboxUnavailableError: it is another process, runs as another user or as root, keeps a
@@ -331,7 +332,7 @@ def verify_isolation(pid: int, *, uid: int, parent: int) -> None:
     """
     status = proc_files.read(f"/proc/{pid}/status")
     problems = []
-    if int(proc_files.field_of(status, b"PPid")) != parent:
+    if parent is not None and int(proc_files.field_of(status, b"PPid")) != parent:
         problems.append(f"process {parent} did not start it")
     users = {int(word) for word in proc_files.field_of(status, b"Uid").split()}
     if users != {uid} or uid == 0:

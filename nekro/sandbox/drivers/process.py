@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from loguru import logger
 
@@ -28,7 +28,7 @@ from nekro.sandbox.streams import PROTOCOL, FrameKind, FrameReader, OutputPipe
 from nekro_agent.durations import CLOSE_STEP_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import SandboxProtocolError, SandboxUnavailableError
 
-__all__ = ["LaunchedRunner", "ProcessSandbox", "expect_hello", "launch"]
+__all__ = ["LaunchedRunner", "ProcessSandbox", "StartedProcess", "expect_hello", "launch"]
 
 _HELLO_BYTES: Final = 1 << 10
 
@@ -125,11 +125,28 @@ def _protocol_of(payload: bytes) -> int:
     return protocol
 
 
+class StartedProcess(Protocol):
+    """What ends with a sandbox: the process that was started for it, or the one that was forked."""
+
+    @property
+    def pid(self) -> int:
+        """Host id of a process that is not the code's."""
+        ...
+
+    async def wait(self) -> int:
+        """Wait until every process has ended; returns the exit code, negative for a signal."""
+        ...
+
+    def kill(self) -> None:
+        """Kill it."""
+        ...
+
+
 @dataclass(kw_only=True)
 class ProcessSandbox:
     """A started sandbox; ``pidfd`` is its first process, whose end ends all others."""
 
-    process: asyncio.subprocess.Process
+    process: StartedProcess
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     output: OutputPipe
@@ -144,6 +161,8 @@ class ProcessSandbox:
     list_processes: Callable[[], list[int]] | None = None
     scratch_dir: Path | None = None
     shares_user: bool = False
+    #: Whether the fork server made it.
+    is_forked: bool = False
     on_take: list[Callable[[], object]] = field(default_factory=list)
     on_close: list[Callable[[], object]] = field(default_factory=list)
     _closed: bool = False
@@ -193,11 +212,14 @@ class ProcessSandbox:
     def processes(self) -> list[int]:
         """Return the host ids of every process inside."""
         if self.group:
-            # The launcher is a member too, but is outside of the sandbox's namespaces.
-            return [pid for pid in self.group.processes() if pid != self.process.pid]
-        return settled_listing(
-            self.first_pid, self.list_processes or (lambda: processes_beside(self.first_pid))
-        )
+            listed = self.group.processes()
+        else:
+            listed = settled_listing(
+                self.first_pid, self.list_processes or (lambda: processes_beside(self.first_pid))
+            )
+        # The launcher is a member of the group, but outside of the sandbox's namespaces; the first process of
+        # a forked run has the fork server's mounts and network.
+        return [pid for pid in listed if pid != self.process.pid]
 
     async def close(self) -> None:
         """Kill remaining processes, wait for them, release all resources."""

@@ -230,8 +230,8 @@ def interrupt(signum: int, frame: object) -> NoReturn:
     raise RunStopped(0)
 
 
-def run_code(config: dict[str, Any]) -> NoReturn:
-    """Send HELLO, wait for RUN, run the code, send EXIT."""
+def prepare(config: dict[str, Any]) -> tuple[Display, ImportWatch]:
+    """Do what does not depend on the run, and import what the configuration names."""
     display = Display(extend_path(config["path"]))
     watch = ImportWatch(display.actions())
     sys.meta_path.insert(0, watch)
@@ -240,10 +240,19 @@ def run_code(config: dict[str, Any]) -> NoReturn:
             __import__(name)
         except Exception as exc:
             print(f"preloading {name} failed: {type(exc).__name__}: {exc}", file=sys.stderr, flush=True)
+    return display, watch
+
+
+def run_code(display: Display, watch: ImportWatch, *, lingers: bool, base_bytes: int = 0) -> NoReturn:
+    """Send HELLO, wait for RUN, run the code, send EXIT.
+
+    Args:
+        lingers: as in ``Channel``.
+        base_bytes: address space that the limit does not count.
+    """
     channel = Channel()
-    channel.lingers = "fd" in config  # not in a container, whose output is complete only at its end
+    channel.lingers = lingers
     signal(SIGUSR1, interrupt)
-    warm_up()
     channel.send(HELLO, f'{{"protocol": {PROTOCOL}, "python": "{sys.version.split()[0]}"}}'.encode())
     try:
         kind, _, payload = channel.receive()
@@ -271,6 +280,7 @@ def run_code(config: dict[str, Any]) -> NoReturn:
     directory = WorkingDirectory()
     directory.enter("\n".join((run["code"], *run["variables"].values())))
     sys.meta_path.append(OwnModules(directory.path, module.__dict__))
+    run["limits"]["AS"] += base_bytes
     set_limits(run["limits"])
     variables.restore()
 
@@ -349,7 +359,10 @@ def main() -> NoReturn:
     child = os.fork()
     if child:
         reap(child, has_socket="socket" in config)
-    run_code(config)
+    display, watch = prepare(config)
+    warm_up()
+    # Not in a container, whose output is complete only at its end.
+    run_code(display, watch, lingers="fd" in config)
 
 
 if __name__ == "__main__":

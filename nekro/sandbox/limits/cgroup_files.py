@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,7 @@ __all__ = [
     "group_mounts",
     "kill_all",
     "number",
+    "open_all",
     "own_directory",
     "pids_in",
     "set_and_verify",
@@ -80,6 +81,19 @@ def set_and_verify(path: Path, value: int | str) -> None:
 def write(path: Path, value: int | str) -> None:
     """Write a value; OSError when the file does not exist or the kernel refuses."""
     path.write_text(str(value))
+
+
+def open_all(paths: Iterable[Path]) -> list[int]:
+    """Open files for writing; the caller closes the descriptors."""
+    found: list[int] = []
+    try:
+        for path in paths:
+            found.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+    except BaseException:
+        for fd in found:
+            os.close(fd)
+        raise
+    return found
 
 
 def number(path: Path) -> int:

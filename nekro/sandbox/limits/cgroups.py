@@ -28,6 +28,7 @@ from nekro.sandbox.limits.cgroup_files import (
     group_mounts,
     kill_all,
     number,
+    open_all,
     own_directory,
     pids_in,
     set_and_verify,
@@ -60,6 +61,10 @@ class Group(ABC):
     @abstractmethod
     def attach(self, pid: int) -> None:
         """Put a process, and the processes that it starts from now on, under the limits."""
+
+    @abstractmethod
+    def entries(self) -> list[int]:
+        """Return descriptors; a process that writes "0" to each enters the group. The caller closes them."""
 
     @abstractmethod
     def limit_hit(self) -> Limit | None:
@@ -206,6 +211,9 @@ class _GroupV1(Group):
         for path in self.paths.values():
             write(path / "cgroup.procs", pid)
 
+    def entries(self) -> list[int]:
+        return open_all(path / "cgroup.procs" for path in self.paths.values())
+
     def limit_hit(self) -> Limit | None:
         if counter(self.paths["memory"] / "memory.oom_control", "oom_kill"):
             return Limit.MEMORY
@@ -248,6 +256,9 @@ class _GroupV2(Group):
 
     def attach(self, pid: int) -> None:
         write(self.path / "cgroup.procs", pid)
+
+    def entries(self) -> list[int]:
+        return open_all([self.path / "cgroup.procs"])
 
     def limit_hit(self) -> Limit | None:
         if counter(self.path / "memory.events", "oom_kill"):

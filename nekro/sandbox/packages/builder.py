@@ -161,6 +161,7 @@ class LayerBuilder:
             uid=user.uid,
             layers=(self._installer(),),
             loopback=True,
+            may_fork=False,
         )
         for directory in (spec.shared_dir, spec.uploads_dir):
             make_directory(directory, passable=True)

@@ -1,0 +1,255 @@
+"""The host's link to one running fork server: requests, answers, and what happens when none comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import Any, Final
+
+from loguru import logger
+
+from nekro.sandbox.drivers.forked import ForkedProcess
+from nekro.sandbox.drivers.isolated import Launched
+from nekro.sandbox.leftovers import launch_mark
+from nekro.sandbox.limits.guards import GUARD_SECONDS
+from nekro.sandbox.streams import OutputPipe
+from nekro.sandbox.users import UserHold
+from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS, PROGRAM_SECONDS
+from nekro_agent.errors import SandboxUnavailableError
+from nekro_agent.lazy_dataclass import dataclass
+
+__all__ = ["ForkLink", "Kind", "LaunchedServer", "launch_server"]
+
+#: How long a run waits for its process; then it is started without the fork server.
+_FORK_SECONDS: Final = 2.0
+_MESSAGE_BYTES: Final = 1 << 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What a fork server has in common with all its runs."""
+
+    layers: tuple[Path, ...]
+    preload: tuple[str, ...]
+    #: Parents of the chats' directories, for a service that is an ordinary user; else empty.
+    areas: tuple[Path, ...]
+
+
+@dataclass(kw_only=True)
+class LaunchedServer(Launched):
+    output: OutputPipe
+
+    async def words(self) -> str:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_STEP_SECONDS):
+                return (await self.output.read(4096)).decode("utf-8", "replace")
+        return ""
+
+    async def abandon(self) -> None:
+        await super().abandon()
+        self.output.close()
+
+
+async def launch_server(
+    command: Sequence[str], fds: Sequence[int], *, control: socket.socket
+) -> LaunchedServer:
+    mark = launch_mark()
+    output_fd, printed_fd = os.pipe()
+    try:
+        output = await OutputPipe.open(output_fd)
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=printed_fd,
+            stderr=asyncio.subprocess.STDOUT,
+            pass_fds=[control.fileno(), *fds],
+            env=mark,
+            cwd="/",
+        )
+    finally:
+        os.close(printed_fd)
+    control.close()
+    return LaunchedServer(process=process, mark=mark, output=output)
+
+
+@dataclass(kw_only=True)
+class ForkLink:
+    """One running fork server."""
+
+    kind: Kind
+    launched: LaunchedServer
+    #: Descriptor and host id of the keeper.
+    pidfd: int
+    pid: int
+    control: socket.socket
+    hold: UserHold
+    root_mode: bool
+    #: Descriptor of the template; -1 while there is none.
+    template: int = -1
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Requests without an answer; those that nobody waits for any more too.
+    waiting: dict[int, asyncio.Future[tuple[int, int]]] = field(default_factory=dict)
+    running: dict[int, ForkedProcess] = field(default_factory=dict)
+    is_lost: bool = False
+    #: Takes no more runs; closed when the last one has ended.
+    is_retired: bool = False
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def listen(self) -> None:
+        self.control.setblocking(False)
+        asyncio.get_running_loop().add_reader(self.control.fileno(), self._receive)
+
+    def _receive(self) -> None:
+        while not self.is_lost:
+            try:
+                data, fds, _, _ = socket.recv_fds(self.control, _MESSAGE_BYTES, 4)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, fds = b"", []
+            if not data:
+                self._lose()
+                return
+            self._act(json.loads(data), fds)
+
+    def _act(self, message: dict[str, Any], fds: list[int]) -> None:
+        if "run" in message:
+            answer = self.waiting.pop(message["run"], None)
+            if answer is None or answer.done():  # it came too late
+                signal.pidfd_send_signal(fds[1], signal.SIGKILL)
+                _close(fds)
+            else:
+                answer.set_result((fds[0], fds[1]))
+        elif "ended" in message:
+            process = self.running.pop(message["ended"], None)
+            if process is not None:
+                process.report(message["status"])
+        elif "template" in message:
+            if self.template >= 0:
+                os.close(self.template)
+            self.template = fds[0] if fds else -1
+            if fds:
+                self.ready.set()
+            else:
+                self._refuse_waiting("the template has ended")
+                self._expect_template()
+
+    def _refuse_waiting(self, reason: str) -> None:
+        for answer in self.waiting.values():
+            if not answer.done():
+                answer.set_exception(SandboxUnavailableError(reason))
+        self.waiting.clear()
+
+    def _lose(self) -> None:
+        if self.is_lost:
+            return
+        self.is_lost = True
+        asyncio.get_running_loop().remove_reader(self.control.fileno())
+        self._refuse_waiting("the fork server has ended")
+        self.ready.set()
+        for process in list(self.running.values()):
+            process.give_up()
+        self.running.clear()
+
+    @property
+    def takes_runs(self) -> bool:
+        """Whether it can fork now: it has a template, which has answered everything in time."""
+        is_late = any(answer.done() for answer in self.waiting.values())
+        return self.template >= 0 and not (is_late or self.is_lost or self.is_retired)
+
+    def kill_template(self) -> None:
+        """End a template that does not answer; the keeper reports its runs, and starts another one."""
+        if self.template >= 0:
+            logger.warning("sandbox_fork_template_killed")
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.template, signal.SIGKILL)
+            os.close(self.template)
+            self.template = -1
+            self._refuse_waiting("the template was ended")
+            self._expect_template()
+
+    def _expect_template(self) -> None:
+        """Take no more runs when there is no new template after a while."""
+
+        def check() -> None:
+            if self.template < 0 and not self.is_lost:
+                self.retire()
+
+        asyncio.get_running_loop().call_later(PROGRAM_SECONDS, check)
+
+    def _check_answer(self, number: int) -> None:
+        if number in self.waiting and not self.is_lost:
+            self.kill_template()
+
+    async def request(self, fds: Sequence[int]) -> ForkedProcess:
+        """Return the process of a new run.
+
+        Raises:
+            SandboxUnavailableError: there is none in time.
+        """
+        number = next(self.numbers)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[tuple[int, int]] = loop.create_future()
+        self.waiting[number] = answer
+        try:
+            socket.send_fds(self.control, [b'{"run": %d}' % number], fds)
+        except OSError as exc:
+            del self.waiting[number]
+            raise SandboxUnavailableError(f"the fork server cannot be reached: {exc}") from exc
+        try:
+            async with asyncio.timeout(_FORK_SECONDS):
+                process, first = await answer
+        except TimeoutError as exc:
+            # Cancelled by the timeout: what answers it later is killed. A loaded host may delay it.
+            loop.call_later(GUARD_SECONDS, self._check_answer, number)
+            raise SandboxUnavailableError("the fork server did not answer in time") from exc
+        forked = ForkedProcess(process=process, first=first, on_stuck=self.kill_template)
+        self.running[forked.known_pid] = forked
+        forked.on_gone.append(self._close_if_retired)
+        return forked
+
+    def retire(self) -> None:
+        """Take no more runs, and end with the last one."""
+        self.is_retired = True
+        self._close_if_retired()
+
+    def _close_if_retired(self) -> None:
+        if self.is_retired and all(process.is_gone for process in self.running.values()):
+            task = asyncio.create_task(self.close(), name="sandbox-fork-server-end")
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+    async def close(self) -> None:
+        """End it and everything that it started."""
+        if self.pidfd < 0:
+            return
+        pidfd, self.pidfd = self.pidfd, -1
+        self._lose()
+        self.control.close()
+        try:
+            async with asyncio.timeout(FRESH_SECONDS):
+                await self.launched.process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            await self.launched.process.wait()
+        os.close(pidfd)
+        if self.template >= 0:
+            os.close(self.template)
+            self.template = -1
+        self.launched.output.close()
+        self.hold.release()
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,362 @@
+"""Attacks that only a fork server has, and its faults: a template that is killed, frozen or slow."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sandbox_lab import Lab, as_other_user, lab
+
+from broker_config.settings import SandboxSettings
+from nekro.sandbox.driver import Sandbox
+from nekro.sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.drivers.fork_server import ForkServer
+from nekro.sandbox.drivers.process import ProcessSandbox
+from nekro.sandbox.drivers.selection import check_fork_server
+from nekro.sandbox.limits import proc_files
+from nekro.sandbox.models import StopType
+
+#: Without the base layer: its packages take a second to import.
+BARE: dict[str, Any] = {"fork_server": True, "packages_dir": Path("/nonexistent")}
+
+
+@pytest.fixture
+async def forks(tmp_path: Path, bwrap_driver: BwrapDriver) -> AsyncIterator[Lab]:
+    """A lab whose runs are forked; skipped where the kernel does not allow it."""
+    async with lab(tmp_path, **BARE) as made:
+        server = server_of(made)
+        if server.reason:
+            pytest.skip(server.reason)
+        yield made
+
+
+def server_of(box: Lab) -> ForkServer:
+    """The fork server of a lab."""
+    driver = box.manager._driver
+    assert isinstance(driver, BwrapDriver) and driver.forks is not None
+    return driver.forks
+
+
+def id_of(pidfd: int) -> int:
+    """Host id of a process."""
+    return int(proc_files.field_of(proc_files.read(f"/proc/self/fdinfo/{pidfd}"), b"Pid"))
+
+
+def template_of(box: Lab) -> int:
+    """Host id of the template that forks now."""
+    server = server_of(box)._server
+    assert server is not None
+    return id_of(server.template)
+
+
+def sandbox_of(box: Lab) -> Sandbox:
+    """The sandbox of the only run."""
+    (run,) = box.manager._running.values()
+    return run._sandbox
+
+
+async def is_forked(box: Lab, code: str = "report(1)", **changes: Any) -> bool:
+    """Run code that succeeds; returns whether it was forked."""
+    seen: list[bool] = []
+
+    def report(_: object) -> None:
+        sandbox = sandbox_of(box)
+        assert isinstance(sandbox, ProcessSandbox)
+        seen.append(sandbox.is_forked)
+
+    box.handlers["report"] = report
+    result = await box.run(code, **changes)
+    assert result.stop_type is StopType.NORMAL, result
+    return seen[0]
+
+
+async def until(condition: Any) -> None:
+    """Wait for a condition."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_forks_runs_and_says_so(forks: Lab) -> None:
+    assert await is_forked(forks)
+    check = await check_fork_server(BwrapDriver(forks.settings), forks.settings)
+    assert check is not None and check.ok, check
+    off = SandboxSettings(fork_server=False)
+    assert await check_fork_server(BwrapDriver(off), off) is None
+
+
+async def test_forks_runs_of_an_ordinary_user(other_user: None) -> None:
+    code = """
+import os
+report([os.getuid(), sorted(os.listdir("/app")), os.path.ismount("/app/shared")])
+report(os.listdir("/opt/sandbox/areas/shared") + os.listdir("/opt/sandbox/areas/uploads"))
+open("shared/written", "w").close()
+report(open("/proc/1/cmdline", "rb").read().split(b"\\0")[-2].isdigit())
+"""
+    settings = {"fork_server": True, "packages_dir": "/nonexistent"}
+    answer = as_other_user({"code": code, "settings": settings})
+    assert answer["stop"] == "NORMAL", answer
+    # The last word of a forked run's first command line is a descriptor; else it is the configuration.
+    assert answer["reports"] == [[65534, ["shared", "uploads"], True], [], True]
+
+
+async def test_attack_template_and_keeper_are_out_of_reach(forks: Lab) -> None:
+    code = f"""
+attempt("processes", lambda: sorted(int(n) for n in os.listdir("/proc") if n.isdigit()))
+for pid in (1, os.getppid(), {template_of(forks)}):
+    attempt(f"memory of {{pid}}", lambda: open(f"/proc/{{pid}}/mem", "rb").read(1))
+    attempt(f"maps of {{pid}}", lambda: open(f"/proc/{{pid}}/maps", "rb").read(1))
+    attempt(f"root of {{pid}}", lambda: os.listdir(f"/proc/{{pid}}/root"))
+    attempt(f"descriptors of {{pid}}", lambda: os.listdir(f"/proc/{{pid}}/fd"))
+    attempt(f"trace {{pid}}", lambda: syscall(101, 16, pid, 0, 0))
+    attempt(f"descriptor {{pid}}", lambda: syscall(434, pid, 0))
+attempt("parent", os.getppid)
+attempt("stop the template", lambda: os.kill({template_of(forks)}, 19))
+attempt("abstract sockets", lambda: open("/proc/net/unix").read().count("\\n"))
+attempt("areas", lambda: os.listdir("/opt/sandbox/areas"))
+attempt("group of processes", lambda: (os.getpgid(0) == os.getpid(), os.getsid(0) == os.getpid()))
+attempt("control groups", lambda: [l for l in open("/proc/self/cgroup") if "nekro" in l])
+attempt("descriptors", lambda: sorted(int(fd) for fd in os.listdir("/proc/self/fd"))[:-1])
+attempt("mounts", lambda: [l for l in open("/proc/self/mountinfo") if "areas" in l])
+"""
+    attempts = await forks.attempts(code)
+    assert template_of(forks) > 2
+    answers = {label: outcome[1] for label, outcome in attempts.items() if outcome[0] == "done"}
+    assert answers == {
+        "processes": "[1, 2]",
+        "parent": "0",
+        "abstract sockets": "1",  # the header
+        "areas": "[]",
+        "group of processes": "(True, True)",
+        "control groups": "[]",
+        "descriptors": "[0, 1, 2, 3]",
+        "mounts": "[]",
+    }
+
+
+async def test_attack_signals_to_all_end_only_the_run(forks: Lab) -> None:
+    template = template_of(forks)
+    result = await forks.run("import os\nos.kill(-1, 9)\nos.kill(os.getpid(), 9)")
+    assert result.stop_type is StopType.ERROR
+    assert await is_forked(forks)
+    assert template_of(forks) == template
+
+
+async def test_attack_what_a_run_changes_is_not_seen_by_the_next(forks: Lab) -> None:
+    change = """
+import builtins, ctypes, json, sys
+builtins.planted = json.planted = sys.planted = 1
+sys.modules["planted"] = json
+sys.path.insert(0, "/app/shared")
+small = ctypes.c_char.from_address(id(251) + 24)
+small.value = b"\\x09"
+open("/tmp/planted", "w").close()
+open("/dev/shm/planted", "w").close()
+"""
+    assert (await forks.run(change)).stop_type is StopType.NORMAL
+    look = """
+import builtins, json, os, sys
+found = [hasattr(place, "planted") for place in (builtins, json, sys)]
+report([found, "planted" in sys.modules, "/app/shared" in sys.path, str(250 + int("1"))])
+report(os.listdir("/tmp") + os.listdir("/dev/shm"))
+"""
+    await forks.run(look)
+    assert forks.reports == [[[False] * 3, False, False, "251"], []]
+
+
+async def test_attack_random_state_is_not_shared(forks: Lab) -> None:
+    code = """
+import random, secrets, tempfile, uuid
+report([random.random(), secrets.token_hex(8), str(uuid.uuid4()), tempfile.mktemp()])
+"""
+    for _ in range(3):
+        assert (await forks.run(code)).stop_type is StopType.NORMAL
+    for values in zip(*forks.reports, strict=True):
+        assert len(set(values)) == 3, values
+
+
+async def test_packages_are_imported_and_set_up(tmp_path: Path, bwrap_driver: BwrapDriver) -> None:
+    async with lab(tmp_path, fork_server=True) as box:
+        code = """
+import sys
+report([name in sys.modules for name in ("numpy", "pandas", "matplotlib.pyplot")])
+import numpy, pandas, matplotlib.pyplot as plt
+report([float(numpy.random.rand()), pandas.get_option("display.width"), plt.get_backend().lower()])
+plt.plot([1, 2])
+plt.show()
+"""
+        results = [await box.run(code) for _ in range(2)]
+        if "No module named" in (results[0].error or ""):
+            pytest.skip("the base layer is not installed")
+        assert [result.stop_type for result in results] == [StopType.NORMAL] * 2, results
+        imported, values, again, others = box.reports
+        assert imported == again == [True] * 3
+        assert values[1:] == others[1:] == [150, "agg"]
+        assert values[0] != others[0]
+        assert "[figure saved as /app/shared/figure-1.png]" in results[0].output
+
+
+async def test_attack_many_processes_of_one_run_stop_no_other(forks: Lab) -> None:
+    bomb = """
+import os, time
+for _ in range(1000):
+    try:
+        if os.fork() == 0:
+            time.sleep(60)
+    except OSError:
+        break
+ready()
+time.sleep(60)
+"""
+    ready = asyncio.Event()
+    forks.handlers["ready"] = ready.set
+    bombing = asyncio.create_task(forks.run(bomb, chat_key="bomb"))
+    async with asyncio.timeout(30):
+        await ready.wait()
+    forks.handlers["many"] = lambda: None
+    code = "import os\nfor _ in range(20):\n    if os.fork() == 0:\n        os._exit(0)\nmany()"
+    assert (await forks.run(code, chat_key="other")).stop_type is StopType.NORMAL
+    bombing.cancel()
+    await asyncio.wait([bombing])
+
+
+async def test_runs_of_a_killed_template_end_as_they_would(forks: Lab) -> None:
+    template = template_of(forks)
+    go = asyncio.Event()
+    begun = asyncio.Event()
+
+    async def hold() -> None:
+        begun.set()
+        await go.wait()
+
+    forks.handlers["hold"] = hold
+    running = asyncio.create_task(forks.run("hold()\nprint('done')", chat_key="first"))
+    async with asyncio.timeout(30):
+        await begun.wait()
+    os.kill(template, signal.SIGKILL)
+    others = [forks.run(f"print({number})", chat_key=f"chat{number}") for number in range(3)]
+    results = await asyncio.gather(*others)
+    assert [result.output for result in results] == ["0\n", "1\n", "2\n"]
+    go.set()
+    result = await running
+    assert (result.stop_type, result.output) == (StopType.NORMAL, "done\n")
+    server = server_of(forks)
+    await until(lambda: server._server is not None and server._server.takes_runs)
+    assert template_of(forks) != template
+    assert await is_forked(forks)
+
+
+@pytest.mark.parametrize("victim", ["template", "keeper"])
+async def test_runs_of_a_frozen_fork_server_are_started_without_it(
+    forks: Lab, victim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nekro.sandbox.drivers.fork_link._FORK_SECONDS", 0.2)
+    server = server_of(forks)._server
+    assert server is not None
+    frozen = template_of(forks) if victim == "template" else parent_of(template_of(forks))
+    os.kill(frozen, signal.SIGSTOP)
+    try:
+        results = await asyncio.gather(
+            *(forks.run(f"print({number})", chat_key=f"chat{number}") for number in range(4))
+        )
+        assert [result.output for result in results] == ["0\n", "1\n", "2\n", "3\n"]
+        assert not server.takes_runs
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(frozen, signal.SIGCONT)
+    # What it forks now nobody waits for: it is killed.
+    await until(lambda: server.takes_runs)
+    assert await is_forked(forks)
+
+
+async def test_template_that_stays_frozen_is_replaced(forks: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nekro.sandbox.drivers.fork_link._FORK_SECONDS", 0.1)
+    monkeypatch.setattr("nekro.sandbox.drivers.fork_link.GUARD_SECONDS", 0.1)
+    server, template = server_of(forks)._server, template_of(forks)
+    assert server is not None
+    os.kill(template, signal.SIGSTOP)
+    assert (await forks.run("print(1)")).output == "1\n"
+    await until(lambda: server.takes_runs and template_of(forks) != template)
+    assert await is_forked(forks)
+
+
+async def test_killed_keeper_ends_its_runs_and_is_replaced(forks: Lab) -> None:
+    keeper = parent_of(template_of(forks))
+
+    def kill() -> None:
+        os.kill(keeper, signal.SIGKILL)
+
+    forks.handlers["kill"] = kill
+    result = await forks.run("import time\nkill()\ntime.sleep(60)")
+    assert result.stop_type is StopType.ERROR
+    assert (await forks.run("print(1)")).output == "1\n"
+    server = server_of(forks)
+    await until(lambda: server._server is not None and server._server.takes_runs)
+    assert await is_forked(forks)
+
+
+async def test_template_is_replaced_after_many_forks(
+    tmp_path: Path, bwrap_driver: BwrapDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nekro.sandbox.drivers.fork_server._MOST_FORKS", 3)
+    async with lab(tmp_path, **BARE) as box:
+        server = server_of(box)
+        if server.reason:
+            pytest.skip(server.reason)
+        first = template_of(box)
+        for _ in range(3):
+            await box.run("print(1)")
+        await until(lambda: template_of(box) != first)
+        assert await is_forked(box)
+
+
+async def test_own_packages_of_a_chat_are_not_forked(
+    forks: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = server_of(forks)
+    layer = tmp_path / "layer"
+    layer.mkdir()
+    (layer / "own_package.py").write_text("value = 5")
+    layer.chmod(0o755)
+
+    class Packages:
+        def layers(self, container_key: str) -> tuple[Path, ...]:
+            return (layer,)
+
+        async def close(self) -> None: ...
+
+    monkeypatch.setattr(forks.manager, "_packages", Packages())
+    assert not await is_forked(forks, "import own_package\nreport(own_package.value)")
+    assert server._server is not None and server._server.takes_runs
+
+
+async def test_runs_leave_nothing_behind(forks: Lab) -> None:
+    template = template_of(forks)
+    keeper = parent_of(template)
+    endings = ("print(1)", "1 / 0", "import os\nos.abort()", "import os\nif os.fork() == 0:\n    os.setsid()")
+    for code in endings:
+        await forks.run(code)
+    await asyncio.sleep(0.2)
+    before = state_of(template, keeper)
+    for number in range(100):
+        await forks.run(endings[number % len(endings)])
+    assert template_of(forks) == template
+    await until(lambda: state_of(template, keeper) == before)
+
+
+def state_of(template: int, keeper: int) -> list[int]:
+    """Descriptors of this process, template and keeper, and the processes below the keeper."""
+    open_files = [len(os.listdir(f"/proc/{pid}/fd")) for pid in ("self", template, keeper)]
+    children = Path(f"/proc/{keeper}/task/{keeper}/children").read_bytes().split()
+    return [*open_files, len(children), Path(f"/proc/{template}/mountinfo").read_bytes().count(b"\n")]
+
+
+def parent_of(pid: int) -> int:
+    """Host id of a process's parent."""
+    return int(proc_files.field_of(proc_files.read(f"/proc/{pid}/status"), b"PPid"))
