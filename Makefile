@@ -171,7 +171,7 @@ bench-start-up: install ## Measure commands and `nekro up` with the shipped plug
 turns: install agent-peers ## Measure whole turns, from message to answer, beside other agent systems (TURNS_ARGS).
 	$(BIN)/python -m benchmarks.turns $(TURNS_ARGS)
 
-profile: install ## Write flame graphs of a call, a round, a run of code, a command and a start to artifacts/profiles (PROFILE_ARGS).
+profile: install ## Write flame graphs of a call, a round, a turn, a run of code, a command and a start to artifacts/profiles (PROFILE_ARGS).
 	$(BIN)/python -m benchmarks.profiles $(PROFILE_ARGS)
 
 fuzz: install ## Fuzz the argument decoder, the frame reader and the /proc parsers (FUZZ_ARGS="--inputs 5000000").

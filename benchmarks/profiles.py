@@ -1,4 +1,4 @@
-"""Record flame graphs of a call, a round, a run of code, a command and a worker's start.
+"""Record flame graphs of a call, a round, a turn, a run of code, a command and a worker's start.
 
 ``python -m benchmarks.profiles`` starts the parts with a Redis and data of their own, lets py-spy sample
 their processes, and writes an SVG for each process. Open one in a browser: the width of a box is its share of
@@ -15,12 +15,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import httpx
+
 from benchmarks import follow_up
+from benchmarks.agents.script import TurnModel
+from benchmarks.agents.systems import system_named
 from benchmarks.harness.contender import ROOT, NotAvailableError, Setup
 from benchmarks.harness.flames import Recorder, costs
 from benchmarks.harness.machine import describe_machine
@@ -29,6 +33,7 @@ from benchmarks.harness.redis_server import redis_server
 from benchmarks.harness.report import table
 from benchmarks.harness.turn import Opened, TurnFailedError, opened
 from benchmarks.peers import ours
+from benchmarks.turns import Person
 
 __all__ = ["SUBJECTS", "main", "parse"]
 
@@ -37,6 +42,8 @@ _METHOD: Final = "bench.probe.probe"
 _RUN_SECONDS: Final = 120
 #: Calls of one run of code: enough that its start costs little beside them.
 _CALLS: Final = 2000
+#: That take turns at once.
+_CHATS: Final = 4
 #: Runs a command many times, as one alone takes too few samples.
 _REPEAT: Final = (
     "import subprocess, sys\nfor _ in range(int(sys.argv[1])): subprocess.run(sys.argv[2:], check=True)"
@@ -124,6 +131,30 @@ def _round(plan: Plan) -> None:
     asyncio.run(rounds())
 
 
+def _turn(plan: Plan) -> None:
+    async def turns() -> None:
+        model = TurnModel()
+        try:
+            started = system_named("nekro-sqlite").start(plan.directory, await model.start())
+            with ExitStack() as stack:
+                system = await asyncio.to_thread(stack.enter_context, started)
+                async with httpx.AsyncClient(
+                    base_url=system.url, headers=system.headers, timeout=_RUN_SECONDS
+                ) as http:
+                    person = Person(http, system)
+                    await person.turns(2, chats=_CHATS)
+                    processes = {
+                        f"turn-{name}": pid for name, pid in system.processes().items() if name != "redis"
+                    }
+                    with _recorded(plan, processes) as goes_on:
+                        while goes_on():
+                            await person.turns(5, chats=_CHATS)
+        finally:
+            model.stop()
+
+    asyncio.run(turns())
+
+
 def _command(plan: Plan) -> None:
     with _system(plan) as (setup, _):
         recorder = plan.recorder("command")
@@ -161,6 +192,7 @@ def _spawned(command: Sequence[str], environment: Mapping[str, str], directory: 
 SUBJECTS: Final[dict[str, Callable[[Plan], None]]] = {
     "call": _call,
     "round": _round,
+    "turn": _turn,
     "run": _run,
     "command": _command,
     "start": _start,

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import httpx
@@ -33,7 +34,7 @@ from benchmarks.harness.redis_server import redis_server
 from benchmarks.harness.report import table
 from benchmarks.harness.usage import tree_cpu_seconds, tree_pss_bytes, tree_rss_bytes
 
-__all__ = ["Figures", "main", "parse"]
+__all__ = ["Figures", "Person", "main", "parse"]
 
 #: Turns of a chat, whose history grows with each, before the next chat begins.
 _TURNS_OF_CHAT: Final = 5
@@ -72,6 +73,8 @@ class Figures:
     turns_per_second: float
     #: Of all processes of the system.
     cpu_seconds_per_turn: float
+    #: By process, with all below it.
+    cpu_seconds_by_process: dict[str, float]
     #: Without turns, and the most with several at once; proportional memory.
     idle_bytes: int
     peak_bytes: int
@@ -107,7 +110,7 @@ _COLUMNS: Final = (
 )
 
 
-class _Person:
+class Person:
     """Posts messages to a system and checks its answers."""
 
     def __init__(self, http: httpx.AsyncClient, system: Running) -> None:
@@ -140,11 +143,15 @@ class _Person:
         return [seconds for task in tasks for seconds in task.result()]
 
 
+def _spent(system: Running) -> dict[str, float]:
+    return {name: tree_cpu_seconds([pid]) for name, pid in system.processes().items()}
+
+
 async def _peaks(system: Running, load: asyncio.Task[Any]) -> tuple[int, int]:
     """Return the most proportional and resident memory until a load ends."""
     most = resident = 0
     while not load.done():
-        pids = system.pids()
+        pids = system.processes().values()
         most, resident = max(most, tree_pss_bytes(pids)), max(resident, tree_rss_bytes(pids))
         await asyncio.wait({load}, timeout=_SAMPLE_SECONDS)
     return most, resident
@@ -155,15 +162,16 @@ async def _measure(system: Running, model: TurnModel, plan: Plan) -> Figures:
     async with httpx.AsyncClient(
         base_url=system.url, headers=system.headers, limits=limits, timeout=_REQUEST_SECONDS
     ) as http:
-        person = _Person(http, system)
+        person = Person(http, system)
         await person.turns(max(2, plan.alone // 10), chats=1)
         await person.turns(max(1, plan.loaded // 5), chats=plan.chats)
-        idle = tree_pss_bytes(system.pids())
+        idle = tree_pss_bytes(system.processes().values())
         alone = await person.turns(plan.alone, chats=1)
-        requests, cpu, began = model.requests, tree_cpu_seconds(system.pids()), time.perf_counter()
+        requests, before, began = model.requests, _spent(system), time.perf_counter()
         loaded = await person.turns(plan.loaded, chats=plan.chats)
         seconds = time.perf_counter() - began
-        cpu, requests = tree_cpu_seconds(system.pids()) - cpu, model.requests - requests
+        requests = model.requests - requests
+        spent = {name: cpu - before.get(name, 0.0) for name, cpu in _spent(system).items()}
         async with asyncio.TaskGroup() as group:
             load = group.create_task(person.turns(max(2, plan.loaded // 2), chats=plan.chats))
             peak, resident = await _peaks(system, load)
@@ -173,7 +181,8 @@ async def _measure(system: Running, model: TurnModel, plan: Plan) -> Figures:
         loaded_p50_seconds=percentile(loaded, 50),
         loaded_p99_seconds=percentile(loaded, 99),
         turns_per_second=len(loaded) / seconds,
-        cpu_seconds_per_turn=cpu / len(loaded),
+        cpu_seconds_per_turn=sum(spent.values()) / len(loaded),
+        cpu_seconds_by_process={name: cpu / len(loaded) for name, cpu in spent.items()},
         idle_bytes=idle,
         peak_bytes=peak,
         resident_peak_bytes=resident,
@@ -219,6 +228,13 @@ def _cell(found: Spread | None, factor: float, digits: int) -> str:
     return f"{median} ({low}–{high})"
 
 
+def _split(result: Result) -> str:
+    """Return the processor time of each process as text: the median of the repetitions."""
+    splits = [turn.cpu_seconds_by_process for turn in result.turns if turn is not None]
+    named = [name for name in splits[0] if all(name in split for split in splits)]
+    return ", ".join(f"{name} {median(split[name] for split in splits) * 1e3:.1f}" for name in named)
+
+
 def as_text(results: Sequence[Result], plan: Plan) -> str:
     """Render the report."""
     head = ["median (least–greatest)", *(title for _, title, _, _ in _COLUMNS)]
@@ -236,6 +252,7 @@ def as_text(results: Sequence[Result], plan: Plan) -> str:
             lines.append(f"{result.system.name}: not measured: {result.absent}")
             continue
         lines.append(f"{result.system.name}: {result.system.about}")
+        lines.append(f"  CPU ms/turn: {_split(result)}")
         lines += [f"  lacks: {result.system.lacks}"] if result.system.lacks else []
     lines += [
         "",

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,14 +30,15 @@ _PLUGINS: Final = Path(__file__).parent / "plugins"
 _IMAGE: Final = "jupyter-kernel"
 _START_SECONDS: Final = 90.0
 _TURN_SECONDS: Final = 60
+_NONE: Final[Mapping[str, int]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
     """A system that answers."""
 
-    #: Returns its processes; those below them belong to it too.
-    pids: Callable[[], tuple[int, ...]]
+    #: Returns its processes by name; those below them belong to it too.
+    processes: Callable[[], dict[str, int]]
     url: str
     headers: dict[str, str]
     #: Path and body of the request that posts a text to a chat, and waits for the answer.
@@ -81,9 +82,9 @@ class _Starter:
         )
         self.children.append(self._stack.enter_context(child))
 
-    def pids(self, *others: int) -> Callable[[], tuple[int, ...]]:
-        found = (*(child.pid for child in self.children), *others)
-        return lambda: found
+    def processes(self, others: Mapping[str, int]) -> Callable[[], dict[str, int]]:
+        found = {child.log.stem: child.pid for child in self.children}
+        return lambda: {**found, **others}
 
     def await_answer(self, url: str, headers: Callable[[], dict[str, str]], expected: str) -> None:
         """Wait until a page has a text.
@@ -114,7 +115,7 @@ def _ours(directory: Path, model_url: str, *, postgresql: bool) -> Iterator[Runn
     with ExitStack() as stack:
         redis = stack.enter_context(redis_server(directory))
         starter = _Starter(stack, directory)
-        others = [redis.pid]
+        others = {"redis": redis.pid}
         settings = {
             "NEKRO_BROKER__URL": redis.url,
             "NEKRO_DATA_DIR": str(directory / "data"),
@@ -129,7 +130,7 @@ def _ours(directory: Path, model_url: str, *, postgresql: bool) -> Iterator[Runn
         if postgresql:
             database = stack.enter_context(postgres_server())
             settings["NEKRO_DATABASE__URL"] = database.url
-            others.append(database.pid)
+            others["postgresql"] = database.pid
         loaded = Settings.load(
             env_file=None,
             data_dir=directory / "data",
@@ -144,7 +145,7 @@ def _ours(directory: Path, model_url: str, *, postgresql: bool) -> Iterator[Runn
         headers = partial(local_headers, directory / "data")
         starter.await_answer(f"{url}/api/v1/methods", headers, "bench.turn.report")
         yield Running(
-            pids=starter.pids(*others),
+            processes=starter.processes(others),
             url=url,
             headers=headers(),
             request=lambda chat, text: (
@@ -161,15 +162,15 @@ def _peer_command(module: str, *arguments: str) -> list[str]:
     return [str(python), "-m", f"benchmarks.agents.{module}", *arguments]
 
 
-def _site(starter: _Starter, module: str, *arguments: str, pids: tuple[int, ...] = ()) -> Running:
+def _site(starter: _Starter, module: str, *arguments: str, others: Mapping[str, int] = _NONE) -> Running:
     port = free_port()
     # No telemetry, and nothing from the network.
     quiet = {"LANGSMITH_TRACING": "false", "HF_HUB_OFFLINE": "1", "TEMPORAL_DISABLE_CLIENT_CONFIG": "1"}
-    starter.start(module, _peer_command(module, str(port), *arguments), **quiet)
+    starter.start("site", _peer_command(module, str(port), *arguments), **quiet)
     url = f"http://127.0.0.1:{port}"
     starter.await_answer(f"{url}/openapi.json", dict, "/turns")
     return Running(
-        pids=starter.pids(*pids),
+        processes=starter.processes(others),
         url=url,
         headers={},
         request=lambda chat, text: ("/turns", {"chat": chat, "text": text}),
@@ -182,7 +183,7 @@ def _langgraph(directory: Path, model_url: str) -> Iterator[Running]:
         _peer_command("langgraph_site")
         database = stack.enter_context(postgres_server())
         starter = _Starter(stack, directory)
-        yield _site(starter, "langgraph_site", model_url, database.url, pids=(database.pid,))
+        yield _site(starter, "langgraph_site", model_url, database.url, others={"postgresql": database.pid})
 
 
 @contextmanager
@@ -195,8 +196,8 @@ def _smolagents(directory: Path, model_url: str, *, executor: str) -> Iterator[R
             yield site
             return
         stack.callback(_remove_containers, _containers())
-        own = site.pids()
-        yield replace(site, pids=lambda: (*own, *map(_pid_of, _containers())))
+        own = site.processes()
+        yield replace(site, processes=lambda: own | {name: _pid_of(name) for name in _containers()})
 
 
 def _docker(*arguments: str) -> list[str]:

@@ -58,7 +58,7 @@ def test_unknown_names_are_refused_with_the_known_ones(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as stopped:
         profiles.parse(["--only", "call,dance"])
     assert stopped.value.code == 2
-    assert "there is no 'dance'; there are call, round, run, command, start" in capsys.readouterr().err
+    assert "there is no 'dance'; there are call, round, turn, run, command, start" in capsys.readouterr().err
 
 
 @pytest.fixture
