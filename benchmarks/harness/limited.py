@@ -6,19 +6,23 @@ their own start those with this program, which changes what ``Settings.load`` re
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from broker_config.limits import SettingGroup, fixed_fields
-from broker_config.settings import Settings
+if TYPE_CHECKING:
+    from broker_config.settings import Settings
 
 __all__ = ["limit", "limited_command", "limits_of"]
 
 
 def limit(limits: Mapping[str, Mapping[str, Any]]) -> None:
     """Let every later ``Settings.load`` of this process return these limits, by group."""
+    # Settings are imported in functions, because the program below is to import them as `nekro` does.
+    from broker_config.settings import Settings
+
     load = Settings.load
 
     def limited(**given: Any) -> Settings:
@@ -33,8 +37,10 @@ def limit(limits: Mapping[str, Mapping[str, Any]]) -> None:
 
 def limits_of(settings: Settings) -> dict[str, dict[str, Any]]:
     """Return the limits that are not the defaults, by group."""
+    from broker_config.limits import SettingGroup, fixed_fields
+
     found = {}
-    for name in Settings.model_fields:
+    for name in type(settings).model_fields:
         group = getattr(settings, name)
         limits = fixed_fields(type(group)) if isinstance(group, SettingGroup) else {}
         changed = {
@@ -51,7 +57,8 @@ def limited_command(limits: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    from nekro.cli.main import main
+    from nekro.cli.main import GARBAGE_THRESHOLD, main
 
+    gc.set_threshold(GARBAGE_THRESHOLD)
     limit(json.loads(sys.argv.pop(1)))
     sys.exit(main(sys.argv[1:]))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nekro.cli.command import CommandModule, Deps
     from nekro.cli.output import Output
 
-__all__ = ["ANYWHERE", "COMMANDS", "CliCommand", "build_parser", "main"]
+__all__ = ["ANYWHERE", "COMMANDS", "GARBAGE_THRESHOLD", "CliCommand", "build_parser", "main"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +165,7 @@ OVER_API: Final = frozenset(
 )
 
 #: Allocations that trigger a garbage collection in a command; a worker sets its own.
-_GARBAGE_THRESHOLD: Final = 50_000
+GARBAGE_THRESHOLD: Final = 50_000
 
 _EPILOG = """\
 Settings are environment variables NEKRO_… or lines of ./.env; `nekro doctor --settings` lists them.
@@ -259,7 +259,7 @@ def build_parser() -> LazyParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     # Imports make many objects that stay; scanning them again and again takes a fifth of a short command.
-    gc.set_threshold(_GARBAGE_THRESHOLD)
+    gc.set_threshold(GARBAGE_THRESHOLD)
     try:
         return _main(sys.argv[1:] if argv is None else list(argv))
     except BrokenPipeError:

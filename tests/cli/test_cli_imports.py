@@ -1,4 +1,4 @@
-"""What commands import: no plugin, and no library that they do not need."""
+"""What commands and workers import: commands no plugin, and both no library that they do not need."""
 
 from __future__ import annotations
 
@@ -38,6 +38,35 @@ HEAVY = (
     "prometheus_client", "psycopg", "plugin_pkgs", "nekro_plugins", "nekro.agent", "nekro.plugins.loader",
     "workers.pools", "nekro_agent.plugin", "nekro_agent.schemas.agent_ctx",
 )  # fmt: skip
+#: What a worker of methods on SQLite does not import before its first call: other databases' dialects, HTTP
+#: clients, the agent, sandboxes, the gateway.
+NOT_OF_A_WORKER = (
+    "sqlalchemy.dialects.postgresql", "psycopg", "alembic", "httpcore", "httpx", "h2", "openai", "jinja2",
+    "mcp", "psutil", "fastapi", "uvicorn", "nekro_agent.testing", "nekro.agent.answers", "nekro.agent.prompt",
+    "nekro.agent.llm.clients", "nekro.sandbox.manager", "nekro.gateway", "workers.rounds",
+)  # fmt: skip
+#: Writes the names of all modules as soon as the worker has loaded what it keeps, and stops the worker.
+PROBE_PLUGIN = """
+import asyncio, gc, json, os, pathlib, signal, sys
+
+from nekro_agent.api.plugin import NekroPlugin
+
+plugin = NekroPlugin("Probe", "probe", "", "1", "tests", "")
+
+
+def look(loop):
+    if not gc.isenabled():  # off while the worker starts
+        loop.call_later(0.01, look, loop)
+        return
+    modules = [name for name, module in sys.modules.items() if module is not None]
+    pathlib.Path("modules.json").write_text(json.dumps(modules))
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@plugin.mount_init_method()
+async def begin():
+    look(asyncio.get_running_loop())
+"""
 PLUGIN = '''
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
 
@@ -67,9 +96,9 @@ def imported_by(*commands: Sequence[str], environ: dict[str, str], directory: Pa
     return set(json.loads(modules.read_text("utf-8")))
 
 
-def heavy(modules: set[str]) -> list[str]:
-    """The names of ``HEAVY`` that are among the modules."""
-    return [name for name in HEAVY if name in modules or any(m.startswith(f"{name}.") for m in modules)]
+def heavy(modules: set[str], names: Sequence[str] = HEAVY) -> list[str]:
+    """Those of the names that are among the modules."""
+    return [name for name in names if name in modules or any(m.startswith(f"{name}.") for m in modules)]
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +126,25 @@ def run(fleet: Fleet, tmp_path: Path) -> Callable[..., set[str]]:
     return lambda *commands: imported_by(
         *commands, environ=environment_of(fleet.settings), directory=tmp_path
     )
+
+
+def test_a_worker_imports_no_more_than_its_first_call_needs(fleet: Fleet, tmp_path: Path) -> None:
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "probe.py").write_text(PROBE_PLUGIN, "utf-8")
+    environ = {**environment_of(fleet.settings), "NEKRO_PLUGINS__DIRS": str(tmp_path / "plugins")}
+    command = [sys.executable, "-P", "-m", "nekro.cli.main", "worker", "--lane", "methods"]
+    done = subprocess.run(
+        command,
+        env=environ,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    modules = set(json.loads((tmp_path / "modules.json").read_text("utf-8")))
+    assert heavy(modules, NOT_OF_A_WORKER) == []
 
 
 def test_help_imports_no_settings_and_no_library(tmp_path: Path) -> None:
