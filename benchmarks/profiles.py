@@ -144,7 +144,7 @@ def _turn(plan: Plan) -> None:
                     person = Person(http, system)
                     await person.turns(2, chats=_CHATS)
                     processes = {
-                        f"turn-{name}": pid for name, pid in system.processes().items() if name != "redis"
+                        f"turn-{name}": pid for name, (pid,) in system.processes().items() if name != "redis"
                     }
                     with _recorded(plan, processes) as goes_on:
                         while goes_on():

@@ -52,6 +52,8 @@ class Plan:
     #: Of each chat, with ``chats`` at once.
     loaded: int
     chats: int
+    #: Without turns.
+    idle_seconds: float = 10.0
 
     def part(self, share: float) -> Plan:
         """Return a plan with fewer turns."""
@@ -71,9 +73,11 @@ class Figures:
     loaded_p50_seconds: float
     loaded_p99_seconds: float
     turns_per_second: float
-    #: Of all processes of the system.
+    #: Processor time of all processes of the system for each second without turns.
+    idle_cpu_share: float
+    #: Beyond that, for each turn with several chats at once.
     cpu_seconds_per_turn: float
-    #: By process, with all below it.
+    #: The same by process, with all below it.
     cpu_seconds_by_process: dict[str, float]
     #: Without turns, and the most with several at once; proportional memory.
     idle_bytes: int
@@ -105,6 +109,7 @@ _COLUMNS: Final = (
     ("loaded_p50_seconds", "loaded p50 ms", 1e3, 0),
     ("loaded_p99_seconds", "p99 ms", 1e3, 0),
     ("cpu_seconds_per_turn", "CPU ms/turn", 1e3, 1),
+    ("idle_cpu_share", "idle CPU %", 100, 1),
     ("idle_bytes", "idle MiB", 1 / _MEBIBYTE, 0),
     ("peak_bytes", "peak MiB", 1 / _MEBIBYTE, 0),
 )
@@ -144,14 +149,22 @@ class Person:
 
 
 def _spent(system: Running) -> dict[str, float]:
-    return {name: tree_cpu_seconds([pid]) for name, pid in system.processes().items()}
+    return {name: tree_cpu_seconds(pids) for name, pids in system.processes().items()}
+
+
+def _pids(system: Running) -> list[int]:
+    return [pid for pids in system.processes().values() for pid in pids]
+
+
+def _per_second(before: dict[str, float], after: dict[str, float], seconds: float) -> dict[str, float]:
+    return {name: (cpu - before.get(name, 0.0)) / seconds for name, cpu in after.items()}
 
 
 async def _peaks(system: Running, load: asyncio.Task[Any]) -> tuple[int, int]:
     """Return the most proportional and resident memory until a load ends."""
     most = resident = 0
     while not load.done():
-        pids = system.processes().values()
+        pids = _pids(system)
         most, resident = max(most, tree_pss_bytes(pids)), max(resident, tree_rss_bytes(pids))
         await asyncio.wait({load}, timeout=_SAMPLE_SECONDS)
     return most, resident
@@ -165,13 +178,19 @@ async def _measure(system: Running, model: TurnModel, plan: Plan) -> Figures:
         person = Person(http, system)
         await person.turns(max(2, plan.alone // 10), chats=1)
         await person.turns(max(1, plan.loaded // 5), chats=plan.chats)
-        idle = tree_pss_bytes(system.processes().values())
+        idle = tree_pss_bytes(_pids(system))
+        before = _spent(system)
+        await asyncio.sleep(plan.idle_seconds)
+        resting = _per_second(before, _spent(system), plan.idle_seconds)
         alone = await person.turns(plan.alone, chats=1)
         requests, before, began = model.requests, _spent(system), time.perf_counter()
         loaded = await person.turns(plan.loaded, chats=plan.chats)
         seconds = time.perf_counter() - began
         requests = model.requests - requests
-        spent = {name: cpu - before.get(name, 0.0) for name, cpu in _spent(system).items()}
+        rates = _per_second(before, _spent(system), seconds)
+        spent = {
+            name: (rate - resting.get(name, 0.0)) * seconds / len(loaded) for name, rate in rates.items()
+        }
         async with asyncio.TaskGroup() as group:
             load = group.create_task(person.turns(max(2, plan.loaded // 2), chats=plan.chats))
             peak, resident = await _peaks(system, load)
@@ -181,8 +200,9 @@ async def _measure(system: Running, model: TurnModel, plan: Plan) -> Figures:
         loaded_p50_seconds=percentile(loaded, 50),
         loaded_p99_seconds=percentile(loaded, 99),
         turns_per_second=len(loaded) / seconds,
-        cpu_seconds_per_turn=sum(spent.values()) / len(loaded),
-        cpu_seconds_by_process={name: cpu / len(loaded) for name, cpu in spent.items()},
+        idle_cpu_share=sum(resting.values()),
+        cpu_seconds_per_turn=sum(spent.values()),
+        cpu_seconds_by_process=spent,
         idle_bytes=idle,
         peak_bytes=peak,
         resident_peak_bytes=resident,
@@ -305,7 +325,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     plan = Plan(alone=options.alone, loaded=options.loaded, chats=options.chats)
     repetitions = options.repetitions
     if options.quick:
-        plan, repetitions = Plan(alone=3, loaded=2, chats=2), 1
+        plan, repetitions = Plan(alone=3, loaded=2, chats=2, idle_seconds=1), 1
     with tempfile.TemporaryDirectory() as name, redis_server(Path(name)) as server:
         machine = describe_machine(server.version)
     results = [Result(system=system) for system in options.systems]

@@ -38,7 +38,7 @@ class Running:
     """A system that answers."""
 
     #: Returns its processes by name; those below them belong to it too.
-    processes: Callable[[], dict[str, int]]
+    processes: Callable[[], dict[str, tuple[int, ...]]]
     url: str
     headers: dict[str, str]
     #: Path and body of the request that posts a text to a chat, and waits for the answer.
@@ -82,9 +82,9 @@ class _Starter:
         )
         self.children.append(self._stack.enter_context(child))
 
-    def processes(self, others: Mapping[str, int]) -> Callable[[], dict[str, int]]:
-        found = {child.log.stem: child.pid for child in self.children}
-        return lambda: {**found, **others}
+    def processes(self, others: Mapping[str, int]) -> Callable[[], dict[str, tuple[int, ...]]]:
+        found = {**{child.log.stem: child.pid for child in self.children}, **others}
+        return lambda: {name: (pid,) for name, pid in found.items()}
 
     def await_answer(self, url: str, headers: Callable[[], dict[str, str]], expected: str) -> None:
         """Wait until a page has a text.
@@ -197,7 +197,7 @@ def _smolagents(directory: Path, model_url: str, *, executor: str) -> Iterator[R
             return
         stack.callback(_remove_containers, _containers())
         own = site.processes()
-        yield replace(site, processes=lambda: own | {name: _pid_of(name) for name in _containers()})
+        yield replace(site, processes=lambda: {**own, "containers": tuple(map(_pid_of, _containers()))})
 
 
 def _docker(*arguments: str) -> list[str]:
@@ -224,8 +224,10 @@ def _pid_of(container: str) -> int:
 
 
 def _remove_containers(before: set[str]) -> None:
-    for container in _containers() - before:
-        _docker("rm", "--force", container)
+    added = sorted(_containers() - before)
+    if added:
+        # Not checked: it fails for one that goes already.
+        subprocess.run(["docker", "rm", "--force", *added], capture_output=True)
 
 
 @contextmanager

@@ -92,8 +92,10 @@ def measured(tmp_path: Path, name: str) -> dict[str, Any]:
 
 
 def is_complete(figures: dict[str, Any]) -> bool:
-    # The turn of each system asks the model twice.
-    return figures["model_requests_per_turn"] == 2 and all(figures.values())
+    # The turn of each system asks the model twice. A system without turns may need no processor time.
+    return figures["model_requests_per_turn"] == 2 and all(
+        value for name, value in figures.items() if name != "idle_cpu_share"
+    )
 
 
 @pytest.mark.extended
