@@ -2,8 +2,9 @@
 
 ``rounds``: one rounds worker, Redis and SQLite (or ``--database-url``), a model that answers after a fixed
 time. One key posts messages to many chats, or one chat gets them all; another chat posts one message after
-the other, first alone and then beside the flood. ``calls``: one methods worker. One chat or one plugin has
-thousands of calls waiting, and a chat that calls another plugin makes one call after the other.
+the other, first alone and then beside the flood. ``calls``: one methods worker. One chat, or a hundred chats
+that call one plugin, have thousands of calls waiting, and another chat makes one call of another plugin after
+the other.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ async def _calls(options: argparse.Namespace, directory: Path) -> dict[str, list
         limits["broker"]["calls_per_chat"] = options.flood
     async with _system(directory, limits, "methods", wait_for="bench.wait.wait") as services:
         waiting = await served(services, "bench.wait.wait")
-        other = await served(services, "bench.weigh.weigh")
+        other = await served(services, "bench.pause.pause")
         arguments = encode_arguments((options.seconds,), {})
 
         async def call(chat_key: str) -> None:
@@ -161,7 +162,7 @@ async def _calls(options: argparse.Namespace, directory: Path) -> dict[str, list
             del number
             scope = CallScope(chat=await services.chat("probe"), user_id=None)
             began = time.perf_counter()
-            await call_served(services, other, encode_arguments(("",), {}), scope, seconds=_WAIT_SECONDS)
+            await call_served(services, other, arguments, scope, seconds=_WAIT_SECONDS)
             return time.perf_counter() - began
 
         tasks: list[asyncio.Task[None]] = []

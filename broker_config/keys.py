@@ -23,6 +23,9 @@
 ``<prefix>offers:<queue>``
     sorted set (offer → expiry), expires a minute after the last offer: places for one message in
     idle workers. Related channel: ``<prefix>handed:<id>`` of a worker.
+``<prefix><queue>:fair``, ``…:fair:<plugin>``, ``…:fair:<plugin>:<chat>``, ``…:fair_length``
+    lists of names, of names, of messages, and a number, do not expire: calls that wait behind the first ones
+    of a queue, and how many there are; see ``nekro.broker.delivery.fair_queue``. The names are digests.
 ``<prefix>unacked.<lane>``, ``…_index``, ``…_mutex``, ``…_index_seen``
     hash, sorted set, string, hash, written by the transport: deliveries held by workers of a lane, and
     the last time that a worker of the lane reached Redis.
@@ -121,6 +124,14 @@ class Keys:
     def offers(self, queue: str) -> str:
         """Sorted set of places that workers offer for messages of a queue (direct delivery)."""
         return f"{self.prefix}offers:{queue}"
+
+    def fair_length(self, queue: str) -> str:
+        """Number of the calls that wait behind the list of a queue for the turns of their owners (string)."""
+        return f"{self.prefix}{queue}:fair_length"
+
+    def seen(self, lane: str) -> str:
+        """Hash with the last time that a worker of a lane reached Redis."""
+        return f"{self.prefix}{self.unacked(lane)['unacked_index_key']}_seen"
 
     @property
     def events(self) -> str:

@@ -220,11 +220,13 @@ def register_methods(app: NekroApp, ledger: Ledger) -> None:
 
         return envelope(body, text=run_async(nothing()))
 
-    @app.task(name="m.wait")
     def method_wait(body: dict[str, Any]) -> dict[str, Any]:
         ledger.write(own_id(), "started")
         run_async(asyncio.sleep(float(signer.verify(body).args)))
         return envelope(body)
+
+    for plugin in ("m", "n"):
+        app.task(name=f"{plugin}.wait")(method_wait)
 
     @app.task(name="m.fail")
     def fail(body: dict[str, Any]) -> None:

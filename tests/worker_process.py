@@ -81,3 +81,8 @@ def read_ledger(settings: Settings) -> list[list[Any]]:
     """Journal entries of all workers' tasks under a key prefix so far."""
     with RedisEndpoint(settings.broker, settings.broker.url).client() as client:
         return [json.loads(raw) for raw in client.lrange(f"{settings.broker.key_prefix}ledger", 0, -1)]
+
+
+def queued(client: Any, queue: str) -> int:
+    """Number of messages that wait in the queue with this key, also those that wait for their turn."""
+    return int(client.llen(queue)) + int(client.get(f"{queue}:fair_length") or 0)

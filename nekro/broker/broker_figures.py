@@ -47,7 +47,7 @@ class QueueFigures:
     waiting: int
     #: Messages that workers hold; None if the broker does not report it.
     held: int | None = None
-    #: Age of the oldest waiting call; None when none waits or the message has no date
+    #: Age of the call that is next, mostly the oldest; None when none waits or the message has no date
     #: (rounds and jobs, whose rows have one).
     oldest_seconds: float | None = None
 
@@ -103,15 +103,16 @@ def _of_redis(app: NekroApp, url: str, names: list[str]) -> list[QueueFigures]:
     with _client(app, url) as client, client.pipeline(transaction=False) as pipe:
         for name in names:
             pipe.llen(f"{prefix}{name}")
+            pipe.get(Keys(prefix=prefix).fair_length(name))
             pipe.lindex(f"{prefix}{name}", -1)  # workers take from this end
             pipe.zcard(f"{prefix}{Keys.unacked(name)['unacked_index_key']}")
         answers: list[Any] = pipe.execute()
     return [
         QueueFigures(
             lane=name,
-            waiting=answers[3 * i],
-            held=answers[3 * i + 2],
-            oldest_seconds=_age_seconds(answers[3 * i + 1]),
+            waiting=answers[4 * i] + int(answers[4 * i + 1] or 0),
+            held=answers[4 * i + 3],
+            oldest_seconds=_age_seconds(answers[4 * i + 2]),
         )
         for i, name in enumerate(names)
     ]

@@ -22,6 +22,7 @@ from broker_config.keys import Keys
 from broker_config.redis_library import redis
 from broker_config.settings import Settings
 from nekro.base.deadlines import TimeLimits
+from nekro.broker.delivery.fair_queue import owners_of
 from nekro.broker.delivery.messages import CallMessage
 from nekro.broker.failures import failure_from_record
 from nekro.broker.fairness import LARGE_CHARS, ChatPace, ChatShares
@@ -423,7 +424,12 @@ class MethodCaller:
         task = pending.message.sealed(self._seal)
         task.headers.update(pending.trace)
         # The claim makes a second copy of a recorded call harmless.
-        return await self._publisher.send(task, queue=pending.message.lane, may_repeat=pending.is_recorded)
+        return await self._publisher.send(
+            task,
+            queue=pending.message.lane,
+            may_repeat=pending.is_recorded,
+            owners=owners_of(pending.message.invocation.method, pending.message.invocation.chat_key),
+        )
 
     async def _settle_unsent(self, pending: _Pending, error: NekroError) -> None:
         """Raise ``error`` if the call will not run; return if its answer has arrived or will arrive."""

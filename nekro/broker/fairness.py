@@ -1,9 +1,9 @@
 """Fair sharing: one chat with many or large calls must not delay the calls of all other chats.
 
-A queue is served in order, so a chat that fills it would be served first. So each chat has a maximum number
-of calls in flight; further calls wait in the calling process, in order. A call of another chat then waits
-only behind that number of calls. A chat's calls with large arguments are also spaced out, so that other
-chats get most of a process's time.
+In Redis, calls that wait for a worker are served in turns (``nekro.broker.delivery.fair_queue``); RabbitMQ
+serves a queue in order. Each chat also has a maximum number of calls in flight; further calls wait in the
+calling process, in order. A chat's calls with large arguments are spaced out, so that other chats get most of
+a process's time.
 """
 
 from __future__ import annotations

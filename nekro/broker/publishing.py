@@ -23,6 +23,7 @@ from broker_config.redis_library import redis
 from broker_config.settings import BrokerSettings
 from broker_config.urls import is_redis, without_password
 from nekro.base.deadlines import TimeLimits
+from nekro.broker.delivery.fair_queue import FAIR_PUT
 from nekro.broker.delivery.offers import HAND
 from nekro.broker.redis.link import RedisLink, Script
 from nekro.broker.redis.losses import EPOCH, LOOK, Epoch, Place
@@ -47,19 +48,31 @@ __all__ = [
 ]
 
 #: Adds a message to a queue that is not full, or delivers it directly to an idle worker, and numbers it.
-#: KEYS: queue (list), epoch (hash, see ``nekro.broker.redis.losses``), offers (sorted set). ARGV: message,
-#: maximum queue length (0: no limit), unique id, maximum length of a direct delivery (0: none), run id of
-#: the server. Returns {name of the epoch, number of the message}, or nil when the queue is full.
-PUSH: Final = Script(f"""{HAND}{EPOCH}
+#: Behind another message it waits for the turn of its plugin and chat (``FAIR_PUT``), if workers take those.
+#: KEYS: queue (list), epoch (hash, see ``nekro.broker.redis.losses``), offers (sorted set), seen (hash, see
+#: ``nekro.broker.delivery.transport``). ARGV: message, maximum queue length (0: no limit), unique id, maximum
+#: length of a direct delivery (0: none), plugin, chat, lease of a delivery in seconds, run id of the server.
+#: Returns {name of the epoch, number of the message}, or nil when the queue is full.
+PUSH: Final = Script(f"""{HAND}{EPOCH}{FAIR_PUT}
+local function are_fair(seen, lease)
+    local at = redis.call('HGET', seen, 'fair')
+    return at and redis.call('TIME')[1] - at < lease
+end
 local most, waiting = tonumber(ARGV[2]), redis.call('LLEN', KEYS[1])
-if most > 0 and waiting >= most then return nil end
-local word = epoch(KEYS[2], ARGV[5], ARGV[3])[1]
+local behind = waiting > 0 and tonumber(redis.call('GET', KEYS[1] .. ':fair_length') or 0) or 0
+if most > 0 and waiting + behind >= most then return nil end
+local word = epoch(KEYS[2], ARGV[8], ARGV[3])[1]
 local number = redis.call('HINCRBY', KEYS[2], 'last', 1)
-if waiting > 0 or #ARGV[1] > tonumber(ARGV[4]) or not hand(KEYS[3], ARGV[3], ARGV[1]) then
+if waiting > 0 and are_fair(KEYS[4], tonumber(ARGV[7])) then
+    fair_put(KEYS[1], ARGV[5], ARGV[6], ARGV[1])
+elseif waiting > 0 or #ARGV[1] > tonumber(ARGV[4]) or not hand(KEYS[3], ARGV[3], ARGV[1]) then
     redis.call('LPUSH', KEYS[1], ARGV[1])
 end
 return {{word, number}}
 """)
+
+#: The owners of messages of no call.
+_NOBODY: Final = ("", "")
 
 #: Unique ids; generating each randomly would cost a system call.
 _unique = map(f"{uuid4()}.{{}}".format, count())
@@ -80,10 +93,13 @@ class PublishUnknownError(BrokerUnavailableError):
 class Publisher(Protocol):
     """Publishes messages of Celery's protocol 2, as ``nekro.broker.delivery.messages`` builds them."""
 
-    async def send(self, message: Any, *, queue: str, may_repeat: bool) -> Place | None:
+    async def send(
+        self, message: Any, *, queue: str, may_repeat: bool, owners: tuple[str, str] = _NOBODY
+    ) -> Place | None:
         """Add a message to a queue; returns its place, or None for durable brokers.
 
         Args:
+            owners: plugin and chat between which turns change (``fair_queue.owners_of``).
             may_repeat: whether a duplicate is harmless. If it is not, the message is not sent again
                 after the connection broke before the broker's reply.
 
@@ -153,15 +169,18 @@ class PipelinePublisher:
     def __init__(self, settings: BrokerSettings) -> None:
         assert settings.url is not None  # noqa: S101 - checked when the app was built
         self._url, self._prefix, self._longest = settings.url, settings.key_prefix, settings.max_queued
+        self._lease_seconds = settings.visibility_timeout_seconds
         self._keys = Keys(prefix=settings.key_prefix)
         self._link = RedisLink(settings, settings.url)
         self._limits = TimeLimits()
 
-    async def send(self, message: Any, *, queue: str, may_repeat: bool) -> Place | None:
+    async def send(
+        self, message: Any, *, queue: str, may_repeat: bool, owners: tuple[str, str] = _NOBODY
+    ) -> Place | None:
         """Add a message to a queue; see ``Publisher``."""
         key, payload = f"{self._prefix}{queue}", encode_message(message, queue=queue)
-        keys = (key, self._keys.epoch, self._keys.offers(queue))
-        values = (payload, self._longest, next(_unique), MAX_PUBLISHED_BYTES)
+        keys = (key, self._keys.epoch, self._keys.offers(queue), self._keys.seen(queue))
+        values = (payload, self._longest, next(_unique), MAX_PUBLISHED_BYTES, *owners, self._lease_seconds)
         reply = await self._bounded(
             lambda: self._link.run(PUSH, keys, *values, ends_with_run_id=True), may_repeat=may_repeat
         )
@@ -315,7 +334,9 @@ class KombuPublisher:
         self._producer: Any = None
         self._rooms: dict[str, _Room] = {}
 
-    async def send(self, message: Any, *, queue: str, may_repeat: bool) -> Place | None:
+    async def send(
+        self, message: Any, *, queue: str, may_repeat: bool, owners: tuple[str, str] = _NOBODY
+    ) -> Place | None:
         """Add a message to a queue; see ``Publisher``. kombu repeats by its policy what may be repeated."""
         from kombu.exceptions import OperationalError
 

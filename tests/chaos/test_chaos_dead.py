@@ -13,6 +13,7 @@ import pytest
 from chaos_world import call, client_of, key, opened, publish_methods, times, until_quiet
 from waiting import eventually
 from worker_fleet import Fleet
+from worker_process import queued
 
 from broker_config.keys import Keys
 from nekro.app.services import Services
@@ -41,7 +42,7 @@ async def test_dead_calls_are_listed_shown_retried_and_dropped(make_chaos: Calla
         waiting = asyncio.create_task(call(services, "work", "T1"))
         with client_of(fleet) as client:
             queue = key(fleet, "methods")
-            await eventually(lambda: client.llen(queue) == 1, what="the message")
+            await eventually(lambda: queued(client, queue) == 1, what="the message")
             message = json.loads(client.rpop(queue))
             message["headers"][DELIVERIES_HEADER] = 3  # as if three workers had died running it
             client.lpush(queue, json.dumps(message))
@@ -79,7 +80,7 @@ async def test_the_row_decides_about_a_call_that_no_delivery_acknowledged(
         ended["failed"] = asyncio.create_task(call(services, "effect", "E2"))
         with client_of(fleet) as client:
             queue = key(fleet, "methods")
-            await eventually(lambda: client.llen(queue) == 2, what="the messages")
+            await eventually(lambda: queued(client, queue) == 2, what="the messages")
             messages = [json.loads(client.rpop(queue)) for _ in range(2)]
             for message, state in zip(messages, ended, strict=True):
                 await end_in_row(services, message["headers"]["id"], state)
@@ -132,7 +133,7 @@ async def test_the_row_decides_about_a_job_and_a_chat_that_no_delivery_acknowled
         with client_of(fleet) as client:
             for lane in ("long", "rounds"):
                 queue = key(fleet, lane)
-                await eventually(lambda queue=queue: client.llen(queue) == 2, what="the messages")
+                await eventually(lambda queue=queue: queued(client, queue) == 2, what="the messages")
                 for message in [json.loads(client.rpop(queue)) for _ in range(2)]:
                     message["headers"][DELIVERIES_HEADER] = 3
                     client.lpush(queue, json.dumps(message))

@@ -25,6 +25,7 @@ from chaos_world import (
 )
 from waiting import eventually
 from worker_fleet import Fleet
+from worker_process import queued
 
 from broker_config.keys import Keys
 from nekro_agent.errors import (
@@ -65,7 +66,7 @@ async def test_19_message_delivered_twice_has_one_effect(make_chaos: MakeChaos, 
             asyncio.create_task(invoke(services, "wake", f"A{n}", call_id=f"{n:032x}")) for n in range(50)
         ]
         with client_of(fleet) as client:
-            await eventually(lambda: client.llen(key(fleet, "methods")) == 50, what="the messages")
+            await eventually(lambda: queued(client, key(fleet, "methods")) == 50, what="the messages")
             client.lpush(key(fleet, "methods"), *client.lrange(key(fleet, "methods"), 0, -1))
         fleet.start("methods", "methods")
         envelopes = await asyncio.gather(*tasks)

@@ -32,6 +32,7 @@ from chaos_world import (
 )
 from waiting import eventually
 from worker_fleet import Fleet
+from worker_process import queued
 
 from nekro_agent.errors import OutcomeUnknownError
 
@@ -78,7 +79,7 @@ async def test_03_message_that_meets_a_dying_idle_worker_is_not_lost(make_chaos:
         with client_of(fleet) as client:
             held = key(fleet, "unacked.methods")
             await eventually(
-                lambda: client.llen(key(fleet, "methods")) + client.hlen(held) == 8, what="the messages"
+                lambda: queued(client, key(fleet, "methods")) + client.hlen(held) == 8, what="the messages"
             )
             assert client.hlen(held) <= 1
         worker.kill()

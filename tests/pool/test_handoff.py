@@ -15,7 +15,7 @@ import pytest
 import redis
 from redis_relay import RedisRelay
 from waiting import WAIT_SECONDS, wait_until
-from worker_process import WorkerProcess, read_ledger
+from worker_process import WorkerProcess, queued, read_ledger
 
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
@@ -77,7 +77,7 @@ class World:
 
     def waiting(self) -> int:
         """Number of queued messages."""
-        return int(self.client.llen(self.queue))
+        return queued(self.client, self.queue)
 
     def held(self) -> int:
         """Number of messages that workers hold."""

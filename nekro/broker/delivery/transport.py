@@ -35,6 +35,7 @@ from loguru import logger
 
 from broker_config.keys import DEAD_KEY, DEAD_LIMIT, MAX_REFUSED_BYTES, REFUSED_KEY, REFUSED_LIMIT
 from broker_config.redis_library import redis
+from nekro.broker.delivery.fair_queue import FAIR_TAKE
 from nekro.wire import plain_json
 from nekro_agent.durations import POLL_SECONDS, RETRY_SECONDS
 
@@ -62,20 +63,25 @@ PING_SECONDS: Final = 5.0
 #: Maximum number of deliveries requeued in one pass.
 MAX_RESTORE: Final = 100
 
-#: Pops messages and records them as held, atomically.
+#: Pops messages and records them as held, atomically; the next ones (``FAIR_TAKE``) follow into the queue.
 #: KEYS: index (sorted set: tag → expiry of its lease), held (hash: tag → message), then the queues
 #: (lists). ARGV: lease duration in seconds, the queues' names as JSON strings (one per queue), then one tag
 #: per message that may be taken. The expiry is stored, so workers may use different lease durations.
 #: Returns {queue number, tag, message, …}. A held message has kombu's format,
 #: ``[message, exchange, routing key]``, with the default exchange and its queue.
-CLAIM: Final = """
+CLAIM: Final = f"""{FAIR_TAKE}
 local now = redis.call('TIME')
 local score = now[1] + now[2] / 1000000 + ARGV[1]
 local queues = #KEYS - 2
-local taken, tag = {}, queues + 2
+local taken, tag = {{}}, queues + 2
 for q = 1, queues do
+    local has_more = redis.call('EXISTS', KEYS[q + 2] .. ':fair') == 1
     while tag <= #ARGV do
         local message = redis.call('RPOP', KEYS[q + 2])
+        if has_more then
+            message = message or fair_take(KEYS[q + 2])
+            fair_move(KEYS[q + 2])
+        end
         if not message then break end
         redis.call('ZADD', KEYS[1], score, ARGV[tag])
         redis.call('HSET', KEYS[2], ARGV[tag], '[' .. message .. ', "", ' .. ARGV[q + 1] .. ']')
@@ -92,14 +98,15 @@ return taken
 #: whether an expired lease proves that its holder is gone. It does not prove that after Redis or the network
 #: was down for so long that holders could not renew: workers call this three times per lease duration, so a
 #: gap of 0.4 durations indicates an outage, and holders then get half a duration to renew. ``seen`` is a
-#: hash: ``at``, time of the last call; ``trust_from``, expired leases count again after this time.
+#: hash: ``at``, time of the last call; ``trust_from``, expired leases count again after this time; ``fair``,
+#: as ``at``, of workers with claims by ``FAIR_TAKE`` (those of 0.2.0 do not).
 LOOK: Final = """
 local function look(seen, lease)
     local time = redis.call('TIME')
     local now = time[1] + time[2] / 1000000
     local at = tonumber(redis.call('HGET', seen, 'at') or now)
     if now - at > 0.4 * lease then redis.call('HSET', seen, 'trust_from', now + 0.5 * lease) end
-    redis.call('HSET', seen, 'at', now)
+    redis.call('HSET', seen, 'at', now, 'fair', now)
     return now, now >= tonumber(redis.call('HGET', seen, 'trust_from') or 0)
 end
 """
