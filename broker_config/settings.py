@@ -438,7 +438,7 @@ class SandboxSettings(SandboxLimits):
     )
     max_concurrent: int = Field(4, ge=1, description="Runs at the same time in one process.")
     fork_server: bool = Field(
-        False,
+        True,
         description="Fork sandboxes from a process that has the interpreter and the packages loaded, where "
         "the kernel allows it; else each is started by bubblewrap.",
     )

@@ -162,6 +162,8 @@ class Sandbox(Protocol):
     scratch_dir: Path | None
     #: Whether the kernel counts its processes together with others of this service's user.
     shares_user: bool
+    #: Whether it was forked from a prepared process.
+    is_forked: bool
 
     @property
     def output(self) -> asyncio.StreamReader:

@@ -239,7 +239,7 @@ class SandboxManager:
             await held.enter_async_context(self._slots)
             begin = time.monotonic()
             sandbox, warm = await self._sandbox_for(request)
-            start = "warm" if warm else "cold"
+            start = "warm" if warm else "forked" if sandbox.is_forked else "cold"
             metrics().sandbox_starts.labels(start).inc()
             metrics().sandbox_start_seconds.labels(start).observe(time.monotonic() - begin)
             run = SandboxRun(

@@ -592,9 +592,9 @@ async def test_attack_L11_killed_service_leaves_no_process_behind(
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )
     try:
-        wait_until(lambda: len(host_processes(box.user())) > 32, what="the code's 32 processes")
+        wait_until(lambda: len(host_processes(box.user())) >= 32, what="the code's 32 processes")
         users = [box.user(), box.user("waits")]
-        assert all(len(host_processes(user)) > 1 for user in users)
+        assert all(host_processes(user) for user in users)
     finally:
         os.kill(service.pid, signal.SIGKILL)
         service.wait(WAIT_SECONDS)
@@ -669,7 +669,9 @@ async def test_concurrent_chats_never_share_a_host_user(
         pytest.skip("needs root mode: as an ordinary user all code has the service's own user")
     # A range of its own: the locks belong to the host, and other tests may run concurrently.
     monkeypatch.setattr("nekro.sandbox.users._RANGE_SIZE", 2)
-    async with lab(tmp_path, uid_range_start=700_000 + os.getpid() % 1000 * 10) as box:
+    # The fork server would take one of the two.
+    start = 700_000 + os.getpid() % 1000 * 10
+    async with lab(tmp_path, uid_range_start=start, fork_server=False) as box:
         both = asyncio.Barrier(2)
         users: dict[str, int] = {}
 

@@ -23,8 +23,8 @@ ALL = (
     *(f"S{number}" for number in range(1, 6)),
     *(f"F{number}" for number in range(1, 14)),
     *(f"N{number}" for number in range(1, 11)),
-    *(f"K{number}" for number in range(1, 25)),
-    *(f"L{number}" for number in range(1, 18)),
+    *(f"K{number}" for number in range(1, 29)),
+    *(f"L{number}" for number in range(1, 19)),
     *(f"U{number}" for number in range(1, 9)),
 )
 

@@ -16,8 +16,8 @@ from sandbox_lab import Lab, as_other_user, lab
 from broker_config.settings import SandboxSettings
 from nekro.sandbox.driver import Sandbox
 from nekro.sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.drivers.fork_link import Kind
 from nekro.sandbox.drivers.fork_server import ForkServer
-from nekro.sandbox.drivers.process import ProcessSandbox
 from nekro.sandbox.drivers.selection import check_fork_server
 from nekro.sandbox.limits import proc_files
 from nekro.sandbox.models import StopType
@@ -66,9 +66,7 @@ async def is_forked(box: Lab, code: str = "report(1)", **changes: Any) -> bool:
     seen: list[bool] = []
 
     def report(_: object) -> None:
-        sandbox = sandbox_of(box)
-        assert isinstance(sandbox, ProcessSandbox)
-        seen.append(sandbox.is_forked)
+        seen.append(sandbox_of(box).is_forked)
 
     box.handlers["report"] = report
     result = await box.run(code, **changes)
@@ -91,6 +89,15 @@ async def test_forks_runs_and_says_so(forks: Lab) -> None:
     assert await check_fork_server(BwrapDriver(off), off) is None
 
 
+async def test_process_that_runs_one_program_starts_no_fork_server(tmp_path: Path) -> None:
+    driver = BwrapDriver(SandboxSettings(**BARE))
+    assert driver.forks is not None
+    kind = Kind(layers=(), preload=(), areas=())
+    assert not driver.forks.is_ready(kind) and driver.forks._starting is None
+    assert not driver.forks.is_ready(kind) and driver.forks._starting is not None
+    await driver.close()
+
+
 async def test_forks_runs_of_an_ordinary_user(other_user: None) -> None:
     code = """
 import os
@@ -106,7 +113,7 @@ report(open("/proc/1/cmdline", "rb").read().split(b"\\0")[-2].isdigit())
     assert answer["reports"] == [[65534, ["shared", "uploads"], True], [], True]
 
 
-async def test_attack_template_and_keeper_are_out_of_reach(forks: Lab) -> None:
+async def test_attack_K25_template_and_keeper_are_out_of_reach(forks: Lab) -> None:
     code = f"""
 attempt("processes", lambda: sorted(int(n) for n in os.listdir("/proc") if n.isdigit()))
 for pid in (1, os.getppid(), {template_of(forks)}):
@@ -140,7 +147,7 @@ attempt("mounts", lambda: [l for l in open("/proc/self/mountinfo") if "areas" in
     }
 
 
-async def test_attack_signals_to_all_end_only_the_run(forks: Lab) -> None:
+async def test_attack_K26_signals_to_all_end_only_the_run(forks: Lab) -> None:
     template = template_of(forks)
     result = await forks.run("import os\nos.kill(-1, 9)\nos.kill(os.getpid(), 9)")
     assert result.stop_type is StopType.ERROR
@@ -148,7 +155,7 @@ async def test_attack_signals_to_all_end_only_the_run(forks: Lab) -> None:
     assert template_of(forks) == template
 
 
-async def test_attack_what_a_run_changes_is_not_seen_by_the_next(forks: Lab) -> None:
+async def test_attack_K27_what_a_run_changes_is_not_seen_by_the_next(forks: Lab) -> None:
     change = """
 import builtins, ctypes, json, sys
 builtins.planted = json.planted = sys.planted = 1
@@ -170,7 +177,7 @@ report(os.listdir("/tmp") + os.listdir("/dev/shm"))
     assert forks.reports == [[[False] * 3, False, False, "251"], []]
 
 
-async def test_attack_random_state_is_not_shared(forks: Lab) -> None:
+async def test_attack_K28_random_state_is_not_shared(forks: Lab) -> None:
     code = """
 import random, secrets, tempfile, uuid
 report([random.random(), secrets.token_hex(8), str(uuid.uuid4()), tempfile.mktemp()])
@@ -202,7 +209,7 @@ plt.show()
         assert "[figure saved as /app/shared/figure-1.png]" in results[0].output
 
 
-async def test_attack_many_processes_of_one_run_stop_no_other(forks: Lab) -> None:
+async def test_attack_L18_many_processes_of_one_run_stop_no_other(forks: Lab) -> None:
     bomb = """
 import os, time
 for _ in range(1000):
@@ -310,9 +317,12 @@ async def test_template_is_replaced_after_many_forks(
         if server.reason:
             pytest.skip(server.reason)
         first = template_of(box)
+        open_files = len(os.listdir(f"/proc/{first}/fd"))
         for _ in range(3):
             await box.run("print(1)")
         await until(lambda: template_of(box) != first)
+        # It has no descriptor of the run that was its predecessor's last.
+        assert len(os.listdir(f"/proc/{template_of(box)}/fd")) == open_files
         assert await is_forked(box)
 
 

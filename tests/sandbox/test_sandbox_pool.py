@@ -10,6 +10,7 @@ import pytest
 from sandbox_lab import lab
 from waiting import WAIT_SECONDS, eventually
 
+from broker_config.settings import SandboxSettings
 from nekro.sandbox.driver import SandboxSpec
 from nekro.sandbox.drivers import isolated
 from nekro.sandbox.drivers.bwrap import BwrapDriver
@@ -114,7 +115,7 @@ async def test_failed_preparation_fails_the_run_again(
     if is_late:
         look = isolated._first_pid
         monkeypatch.setattr(isolated, "_first_pid", late)
-    broken = BwrapDriver(bwrap_driver._settings)
+    broken = BwrapDriver(SandboxSettings(fork_server=False))
     broken.__dict__["_runner"] = b"raise SystemExit('broken')"
     async with lab(tmp_path, use=broken) as box:
         await box.prepare()

@@ -334,7 +334,7 @@ def test_unconfined_process_is_detected(uid: int) -> None:
 
 
 async def test_broken_runner_is_reported_with_its_output(bwrap_driver: BwrapDriver, tmp_path: Path) -> None:
-    broken = BwrapDriver(SandboxSettings())
+    broken = BwrapDriver(SandboxSettings(fork_server=False))
     broken.__dict__["_runner"] = b"raise SystemExit('the runner is broken')"
     async with lab(tmp_path, use=broken) as box:
         with pytest.raises(SandboxUnavailableError, match="the runner is broken"):
@@ -342,7 +342,7 @@ async def test_broken_runner_is_reported_with_its_output(bwrap_driver: BwrapDriv
 
 
 async def test_failed_preload_is_printed_and_the_code_runs(tmp_path: Path) -> None:
-    async with lab(tmp_path, preload=["json", "no_such_module"]) as box:
+    async with lab(tmp_path, preload=["json", "no_such_module"], fork_server=False) as box:
         result = await box.run("print('ran')")
     assert "preloading no_such_module failed" in result.output
     assert result.output.endswith("ran\n")

@@ -282,6 +282,7 @@ class ContainerSandbox:
     on_take: list[Callable[[], object]] = field(default_factory=list)
     scratch_dir: Path | None = None
     shares_user: bool = False
+    is_forked: bool = False
     _killing: asyncio.Task[tuple[int, str]] | None = None
     _exit: ExitStatus | None = None
     _closed: bool = field(default=False)

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
@@ -80,18 +80,16 @@ async def launch_server(
     return LaunchedServer(process=process, mark=mark, output=output)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class ForkLink:
     """One running fork server."""
 
     kind: Kind
     launched: LaunchedServer
-    #: Descriptor and host id of the keeper.
+    #: Descriptor of the keeper.
     pidfd: int
-    pid: int
     control: socket.socket
     hold: UserHold
-    root_mode: bool
     #: Descriptor of the template; -1 while there is none.
     template: int = -1
     ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -105,19 +103,34 @@ class ForkLink:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def listen(self) -> None:
+        """Receive messages."""
         self.control.setblocking(False)
         asyncio.get_running_loop().add_reader(self.control.fileno(), self._receive)
+
+    def log_output(self) -> None:
+        """Log what it prints from now on: a failed import, or why it ended."""
+        self._begin(self._log_output(), "sandbox-fork-server-output")
+
+    async def _log_output(self) -> None:
+        while data := await self.launched.output.read(_MESSAGE_BYTES):
+            text = data.decode("utf-8", "replace").strip()
+            logger.bind(text=text).warning("sandbox_fork_server_printed")
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     def _receive(self) -> None:
         while not self.is_lost:
             try:
-                data, fds, _, _ = socket.recv_fds(self.control, _MESSAGE_BYTES, 4)
+                data, fds, _, _ = socket.recv_fds(self.control, _MESSAGE_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 return
             except OSError:
                 data, fds = b"", []
             if not data:
-                self._lose()
+                self.lose()
                 return
             self._act(json.loads(data), fds)
 
@@ -134,8 +147,7 @@ class ForkLink:
             if process is not None:
                 process.report(message["status"])
         elif "template" in message:
-            if self.template >= 0:
-                os.close(self.template)
+            self._drop_template()
             self.template = fds[0] if fds else -1
             if fds:
                 self.ready.set()
@@ -149,7 +161,8 @@ class ForkLink:
                 answer.set_exception(SandboxUnavailableError(reason))
         self.waiting.clear()
 
-    def _lose(self) -> None:
+    def lose(self) -> None:
+        """Take it that it has ended, and its runs with it."""
         if self.is_lost:
             return
         self.is_lost = True
@@ -159,12 +172,28 @@ class ForkLink:
         for process in list(self.running.values()):
             process.give_up()
         self.running.clear()
+        self._drop_template()
+
+    def _drop_template(self) -> None:
+        if self.template >= 0:
+            os.close(self.template)
+            self.template = -1
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self.pidfd < 0
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it runs and is not about to end."""
+        return not (self.is_lost or self.is_retired)
 
     @property
     def takes_runs(self) -> bool:
         """Whether it can fork now: it has a template, which has answered everything in time."""
         is_late = any(answer.done() for answer in self.waiting.values())
-        return self.template >= 0 and not (is_late or self.is_lost or self.is_retired)
+        return self.template >= 0 and self.is_usable and not is_late
 
     def kill_template(self) -> None:
         """End a template that does not answer; the keeper reports its runs, and starts another one."""
@@ -172,8 +201,7 @@ class ForkLink:
             logger.warning("sandbox_fork_template_killed")
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.template, signal.SIGKILL)
-            os.close(self.template)
-            self.template = -1
+            self._drop_template()
             self._refuse_waiting("the template was ended")
             self._expect_template()
 
@@ -224,16 +252,14 @@ class ForkLink:
 
     def _close_if_retired(self) -> None:
         if self.is_retired and all(process.is_gone for process in self.running.values()):
-            task = asyncio.create_task(self.close(), name="sandbox-fork-server-end")
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
+            self._begin(self.close(), "sandbox-fork-server-end")
 
     async def close(self) -> None:
         """End it and everything that it started."""
-        if self.pidfd < 0:
+        if self.is_closed:
             return
         pidfd, self.pidfd = self.pidfd, -1
-        self._lose()
+        self.lose()
         self.control.close()
         try:
             async with asyncio.timeout(FRESH_SECONDS):
@@ -243,9 +269,6 @@ class ForkLink:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             await self.launched.process.wait()
         os.close(pidfd)
-        if self.template >= 0:
-            os.close(self.template)
-            self.template = -1
         self.launched.output.close()
         self.hold.release()
 

@@ -67,6 +67,10 @@ class ForkServer:
         #: Why it did not start; "" when it did.
         self.reason = ""
         self._retry_at = 0.0
+        #: Servers that were replaced and end with their last runs.
+        self._old: set[ForkLink] = set()
+        #: Runs that found no server.
+        self._asked = 0
 
     def kind_of(self, spec: SandboxSpec) -> Kind:
         """Return the kind of fork server that could fork this run."""
@@ -74,25 +78,37 @@ class ForkServer:
         return Kind(layers=spec.layers, preload=spec.preload, areas=areas)
 
     def is_ready(self, kind: Kind) -> bool:
-        """Whether a run of this kind can be forked now; starts a server of this kind if there is none."""
+        """Whether a run of this kind can be forked now.
+
+        If not, and it is not the first run of this process, a server of this kind starts in the background:
+        a command that runs one program would only wait for the processors.
+        """
         server = self._server
-        if server is not None and not (server.is_lost or server.is_retired) and server.kind == kind:
+        if server is not None and server.is_usable and server.kind == kind:
             return server.takes_runs
-        if self._starting is None and time.monotonic() >= self._retry_at:
-            self._starting = asyncio.create_task(self._replace(kind), name="sandbox-fork-server")
+        self._asked += 1
+        if self._asked > 1:
+            self._begin(kind)
         return False
 
     async def ready(self, kind: Kind) -> bool:
-        """Wait until a server of this kind has started or failed; returns whether it takes runs."""
-        if not self.is_ready(kind) and self._starting is not None:
-            await asyncio.wait([self._starting])
+        """Start a server of this kind if there is none, and wait; returns whether it takes runs."""
+        if not self.is_ready(kind):
+            self._begin(kind)
+            if self._starting is not None:
+                await asyncio.wait([self._starting])
         return self.is_ready(kind)
+
+    def _begin(self, kind: Kind) -> None:
+        if self._starting is None and time.monotonic() >= self._retry_at:
+            self._starting = asyncio.create_task(self._replace(kind), name="sandbox-fork-server")
 
     async def _replace(self, kind: Kind) -> None:
         try:
             old, self._server = self._server, None
             if old is not None:
                 old.retire()
+                self._old = {ended for ended in (*self._old, old) if not ended.is_closed}
             self._server = await self._start(kind)
             self.reason = ""
         except (SandboxUnavailableError, OSError) as exc:  # runs start without it
@@ -138,12 +154,11 @@ class ForkServer:
                     kind=kind,
                     launched=launched,
                     pidfd=start.pidfd,
-                    pid=start.first_pid,
                     control=ours,
                     hold=hold,
-                    root_mode=self._root_mode,
                 )
                 server.listen()
+                start.on_failure.callback(server.lose)
                 try:
                     async with asyncio.timeout(PROGRAM_SECONDS):
                         await server.ready.wait()
@@ -153,6 +168,7 @@ class ForkServer:
                     raise SandboxUnavailableError(
                         f"no fork server: {(await launched.words()).strip()[-500:]}"
                     )
+            server.log_output()
             return server
         except BaseException:
             hold.release()
@@ -253,5 +269,6 @@ class ForkServer:
             self._starting.cancel()
             await asyncio.wait([self._starting])
         server, self._server = self._server, None
-        if server is not None:
-            await server.close()
+        for ended in (*self._old, *(() if server is None else (server,))):
+            await ended.close()
+        self._old.clear()

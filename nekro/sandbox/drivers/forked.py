@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
+from functools import cache
 from typing import Final
 
 from nekro.sandbox.limits import proc_files
@@ -101,17 +102,28 @@ def ids_of(pidfd: int) -> list[int]:
     return [int(word) for word in ids.split()]
 
 
+@cache
+def _namespaces_here(pid: int) -> frozenset[int]:
+    """Return the namespaces of this process, whose id is the key of the cache."""
+    return frozenset(_namespace("self", name) for name in _OWN)
+
+
+def _namespace(pid: int | str, name: str) -> int:
+    return os.stat(f"/proc/{pid}/ns/{name}").st_ino
+
+
 def verify_namespaces(process: ForkedProcess, template: int) -> None:
     """Read back from the kernel that a run shares no namespace with the host or the fork server.
 
     Raises:
         SandboxUnavailableError: it shares one.
     """
-    shared = []
-    for name in _OWN:
-        numbers = {os.stat(f"/proc/{pid}/ns/{name}").st_ino for pid in ("self", template, process.run_pid)}
-        if len(numbers) != 3 and not (name == "user" and len(numbers) == 2):
-            shared.append(name)
+    here = _namespaces_here(os.getpid())
+    shared = [
+        name
+        for name in _OWN
+        if (number := _namespace(process.run_pid, name)) in here or number == _namespace(template, name)
+    ]
     if shared:
         raise SandboxUnavailableError(
             f"the sandbox is not isolated: it shares the namespaces {', '.join(shared)}; no code was run"

@@ -85,7 +85,7 @@ async def _run_once(
             begin = time.perf_counter()
             sandbox = await driver.start(spec)
             started_seconds = time.perf_counter() - begin
-            if forks is not None and not getattr(sandbox, "is_forked", False):
+            if forks is not None and not sandbox.is_forked:
                 await sandbox.close()
                 return IsolationCheck(name="fork server", ok=False, detail="it did not fork a run")
             if (blind := await asyncio.to_thread(_guards_are_blind, sandbox, settings)) is not None:

@@ -176,6 +176,8 @@ class Display:
             return
         os.makedirs(target, exist_ok=True)
         for name in os.listdir(source):
+            if os.path.lexists(f"{target}/{name}"):  # from an earlier template
+                continue
             with open(f"{source}/{name}", "rb") as file, open(f"{target}/{name}", "xb") as copy:
                 copy.write(file.read())
 

@@ -32,6 +32,7 @@ from _signal import (  # type: ignore[import-not-found]
 from _socket import (
     AF_UNIX,
     CMSG_SPACE,
+    MSG_CMSG_CLOEXEC,
     SCM_RIGHTS,
     SOCK_SEQPACKET,
     SOL_SOCKET,
@@ -91,7 +92,8 @@ def send_message(link: socket, text: str, descriptors: list[int]) -> None:
 
 def receive_message(link: socket) -> tuple[str, list[int]]:
     """Receive what ``send_message`` sent; an empty text when the other end is closed."""
-    data, rights, _, _ = link.recvmsg(MESSAGE_BYTES, CMSG_SPACE(4 * MOST_DESCRIPTORS))
+    # Closed in programs that start here: those of one run must not reach a new template.
+    data, rights, _, _ = link.recvmsg(MESSAGE_BYTES, CMSG_SPACE(4 * MOST_DESCRIPTORS), MSG_CMSG_CLOEXEC)
     descriptors: list[int] = []
     for _, _, packed in rights:
         descriptors += unpack(f"{len(packed) // 4}i", packed)
@@ -177,6 +179,7 @@ class Template:
         if len(os.listdir("/proc/self/task")) != 1:
             raise RuntimeError("a template has more than one thread")
         first = descriptors[0]
+        make_unlike_last()
         enter_namespaces(first, NEW_PIDS)
         child = os.fork()
         if child == 0:
@@ -222,7 +225,6 @@ class Template:
         os.set_inheritable(CHANNEL, False)
         os.closerange(CHANNEL + 1, 1 << 16)
         confine(self._filter)
-        make_unlike_others()
         run_code(self._display, self._watch, lingers=True, base_bytes=self._base_bytes)
 
     def _mount_own(self) -> None:
@@ -238,22 +240,25 @@ class Template:
             mount_new("tmpfs", path, f"mode=1777,size={self._config['tmp_bytes']}")
 
 
-def be_run(template: Template, descriptors: list[int]) -> NoReturn:
-    """Turn a fork of a template into the process of a run."""
-    try:
-        template.become_run(descriptors)
-    except BaseException as exc:
-        report_failure(exc)
+def make_unlike_last() -> None:
+    """Give the next fork random numbers of its own; the module ``random`` does it at each fork.
 
-
-def make_unlike_others() -> None:
-    """Give this fork random numbers of its own; ``random`` does it at each fork."""
+    Here and not in the fork, which would have to load the pages of the code first.
+    """
     generators = sys.modules.get("numpy.random")
     if generators is not None:
         generators.seed()
     names = sys.modules.get("tempfile")
     if names is not None:
         names.__dict__["_name_sequence"] = None
+
+
+def be_run(template: Template, descriptors: list[int]) -> NoReturn:
+    """Turn a fork of a template into the process of a run."""
+    try:
+        template.become_run(descriptors)
+    except BaseException as exc:
+        report_failure(exc)
 
 
 def be_template(host: socket, link: socket) -> NoReturn:
@@ -271,10 +276,12 @@ class Keeper:
     def __init__(self, config: dict[str, Any], host: socket) -> None:
         self._config = config
         self._host = host
+        os.set_inheritable(host.fileno(), False)
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         #: Descriptors of the first processes of future runs.
         self._spare: list[int] = []
-        self._first_pids: set[int] = set()
+        #: Children that are no process of a run.
+        self._own: set[int] = set()
         #: The template that forks now, and one that is starting: its pid and the socket to it.
         self._template: tuple[int, socket] | None = None
         self._starting: tuple[int, socket] | None = None
@@ -311,6 +318,7 @@ class Keeper:
         theirs.close()
         os.close(host)
         send_message(ours, self._config["template"], [])
+        self._own.add(pid)
         self._starting = pid, ours
 
     def _use_started(self, pid: int, link: socket) -> None:
@@ -343,8 +351,8 @@ class Keeper:
                 send_message(self._host, '{"template": 0}', [])
                 if self._starting is None:
                     self._start_template()
-            elif pid in self._first_pids:
-                self._first_pids.discard(pid)
+            if pid in self._own:
+                self._own.discard(pid)
             else:  # the process of a run whose template has ended
                 send_message(self._host, f'{{"ended": {pid}, "status": {status}}}', [])
 
@@ -381,7 +389,7 @@ class Keeper:
                 be_first(self._config)
             enter_namespaces(self._own_pids, NEW_PIDS)
             self._spare.append(os.pidfd_open(child))
-            self._first_pids.add(child)
+            self._own.add(child)
 
 
 def leave_root(first: int, count: int, uid: int) -> None:

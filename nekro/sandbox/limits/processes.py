@@ -261,10 +261,10 @@ def sockets_in_sockets(pids: Iterable[int], held: Holdings) -> set[int]:
     namespace of its own: there the list is that of the host.
     """
 
-    def listed(pid: int) -> set[int]:
-        if os.stat(f"/proc/{pid}/ns/net").st_ino == os.stat("/proc/self/ns/net").st_ino:
+    def listed(task: str) -> set[int]:
+        if os.stat(f"{task}/ns/net").st_ino == os.stat("/proc/self/ns/net").st_ino:
             return set()
-        return proc_files.unix_sockets(proc_files.lines_of(f"/proc/{pid}/net/unix"))
+        return proc_files.unix_sockets(proc_files.lines_of(f"{task}/net/unix"))
 
     nothing: set[int] = set()
     # A connection that has not been accepted yet has inode number 0.
@@ -274,8 +274,8 @@ def sockets_in_sockets(pids: Iterable[int], held: Holdings) -> set[int]:
 def names_bytes(pids: Iterable[int]) -> int:
     """Return the kernel memory of names in the memory file systems that a sandbox may write to."""
 
-    def used(pid: int) -> int:
-        areas = [os.statvfs(f"/proc/{pid}/root/{path}") for path in ("tmp", "dev/shm")]
+    def used(task: str) -> int:
+        areas = [os.statvfs(f"{task}/root/{path}") for path in ("tmp", "dev/shm")]
         return sum((area.f_files - area.f_ffree) * _NAME_BYTES for area in areas)
 
     return _of_first(pids, used, 0)
@@ -286,13 +286,13 @@ def waiting_at(descriptor: int) -> int:
     return proc_files.descriptors_in_flight(proc_files.read(f"/proc/self/fdinfo/{descriptor}"))
 
 
-def _of_first(pids: Iterable[int], ask: Callable[[int], _Result], nothing: _Result) -> _Result:
-    """Return ``ask`` of the first process that has not ended; ``nothing`` when all have."""
-    for pid in pids:
+def _of_first(pids: Iterable[int], ask: Callable[[str], _Result], nothing: _Result) -> _Result:
+    """Return ``ask`` of the first thread that has not ended, of any process; ``nothing`` when all have."""
+    for task in (task for pid in pids for task in tasks_of(pid)):
         try:
-            return ask(pid)
+            return ask(task)
         except OSError:
-            if not is_gone(f"/proc/{pid}"):
+            if not is_gone(task):
                 raise
     return nothing
 
