@@ -1,21 +1,22 @@
 """Measure the costs of a sandbox: ``python -m benchmarks.sandbox --help``.
 
-Starts until the first output, cold and warm, with and without numpy; the round trip of a call
-between sandboxed code and the bridge; and leftovers of a series of runs on the host.
+Starts until the first output, cold, forked and prepared, with and without packages; CPU time of a run; the
+round trip of a call between sandboxed code and the bridge; and leftovers of a series of runs on the host.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
+import resource
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -25,9 +26,12 @@ import uvloop
 from benchmarks.harness.machine import BUSY_LOAD_PER_CORE, describe_machine
 from benchmarks.harness.processes import interrupted_by_sigterm
 from broker_config.settings import SandboxSettings
+from nekro.sandbox.drivers.bwrap import BwrapDriver
 from nekro.sandbox.drivers.selection import describe
 from nekro.sandbox.manager import SandboxManager
 from nekro.sandbox.models import Returned, RunRequest, RunResult, StubCall, StubMethod, StubResult
+from nekro.sandbox.packages.base import read_base
+from nekro_agent.durations import POLL_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError
 from nekro_agent.methods import SandboxMethodType
 from storage.files import DataAreas
@@ -37,7 +41,10 @@ __all__ = ["Leftovers", "main"]
 _CHAT: Final = "bench"
 _CONTAINER: Final = "bench"
 _HELLO: Final = "print('hello')"
-_NUMPY: Final = "import numpy\nprint(numpy.arange(3).sum())"
+_PACKAGES: Final = "import numpy, pandas\nprint(numpy.arange(3).sum())"
+_FIGURE: Final = (
+    "import matplotlib.pyplot as plt\nplt.bar(['a', 'b'], [1, 2])\nplt.savefig('shared/figure.png')"
+)
 _CALLS: Final = """
 import json, time
 seconds = []
@@ -85,6 +92,13 @@ class Bench:
 
     async def __aenter__(self) -> Bench:
         await self.manager.start()
+        driver = self.manager._driver
+        if isinstance(driver, BwrapDriver) and driver.forks is not None:
+            for _ in range(2):  # the second run starts the fork server
+                await self.run(_HELLO)
+            async with asyncio.timeout(PROGRAM_SECONDS):
+                while driver.forks.is_starting:
+                    await asyncio.sleep(POLL_SECONDS)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -163,29 +177,53 @@ def _row(name: str, repetitions: Sequence[Sequence[float]], *, scale: float, uni
 
 
 async def _measure(options: argparse.Namespace) -> int:
-    cases: list[tuple[str, SandboxSettings, str]] = [("plain", SandboxSettings(), _HELLO)]
-    if find_spec("numpy") is not None:
-        named = SandboxSettings(python=Path(sys.executable), preload=("numpy",))
-        cases.append(("numpy", named, _NUMPY))
-    for name, settings, code in cases:
-        await _measure_starts(name, settings, code, options)
+    cases = [("plain", _HELLO)]
+    if read_base(SandboxSettings()) is not None:
+        cases += [("packages", _PACKAGES), ("figure", _FIGURE)]
+    for name, code in cases:
+        for forks in (False, True):
+            kind = "forked" if forks else "cold"
+            for warm in (False, True):
+                await _measure_starts(f"{name}, {kind}", code, options, forks=forks, warm=warm)
+            cpu = [await _cpu_of_a_run(code, options.runs, forks=forks) for _ in range(options.repetitions)]
+            print(
+                _row(f"{name}, {kind}: CPU time of all processes", [[c] for c in cpu], scale=1e3, unit="ms")
+            )
     return await _measure_rest(options)
 
 
 async def _measure_starts(
-    name: str, settings: SandboxSettings, code: str, options: argparse.Namespace
+    name: str, code: str, options: argparse.Namespace, *, forks: bool, warm: bool
 ) -> None:
+    name = f"{name}, prepared" if warm else name
     with tempfile.TemporaryDirectory() as directory:
-        async with Bench(settings, Path(directory)) as bench:
-            for warm in (False, True):
-                kind = "warm" if warm else "cold"
-                taken = [
-                    await bench.starts(code, count=options.runs, warm=warm)
-                    for _ in range(options.repetitions)
-                ]
-                firsts, wholes = zip(*taken, strict=True)
-                print(_row(f"{name}, {kind}: to the first output", firsts, scale=1e3, unit="ms"))
-                print(_row(f"{name}, {kind}: to the result, all cleaned up", wholes, scale=1e3, unit="ms"))
+        async with Bench(SandboxSettings(fork_server=forks), Path(directory)) as bench:
+            taken = [
+                await bench.starts(code, count=options.runs, warm=warm) for _ in range(options.repetitions)
+            ]
+    firsts, wholes = zip(*taken, strict=True)
+    if code != _FIGURE:
+        print(_row(f"{name}: to the first output", firsts, scale=1e3, unit="ms"))
+    print(_row(f"{name}: to the result, all cleaned up", wholes, scale=1e3, unit="ms"))
+
+
+async def _cpu_of_a_run(code: str, runs: int, *, forks: bool) -> float:
+    """Return the CPU seconds that one run takes this process and all others."""
+    totals = []
+    # The processes of runs count when their parents have ended. Without runs, what a fork server costs.
+    for count in (0, runs):
+        before = _cpu_seconds()
+        with tempfile.TemporaryDirectory() as directory:
+            async with Bench(SandboxSettings(fork_server=forks), Path(directory)) as bench:
+                for _ in range(count + 1):
+                    await bench.run(code)
+        totals.append(_cpu_seconds() - before)
+    return (totals[1] - totals[0]) / runs
+
+
+def _cpu_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 async def _measure_rest(options: argparse.Namespace) -> int:

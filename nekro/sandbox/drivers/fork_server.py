@@ -77,6 +77,11 @@ class ForkServer:
         areas = () if self._root_mode else (spec.shared_dir.parent, spec.uploads_dir.parent)
         return Kind(layers=spec.layers, preload=spec.preload, areas=areas)
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether a server starts in the background."""
+        return self._starting is not None
+
     def is_ready(self, kind: Kind) -> bool:
         """Whether a run of this kind can be forked now.
 
