@@ -126,7 +126,10 @@ class Person:
         mark = new_mark()
         path, body = self._system.request(chat, question_of(mark))
         began = time.perf_counter()
-        answer = await self._http.post(path, json=body)
+        try:
+            answer = await self._http.post(path, json=body)
+        except httpx.TransportError as exc:
+            raise NotAvailableError(f"it gave no answer: {exc!r}") from exc
         taken = time.perf_counter() - began
         if not answer.is_success or answer_to(mark) not in answer.text:
             raise NotAvailableError(f"it answered with {answer.status_code}: {answer.text[-600:]}")
@@ -171,7 +174,8 @@ async def _peaks(system: Running, load: asyncio.Task[Any]) -> tuple[int, int]:
 
 
 async def _measure(system: Running, model: TurnModel, plan: Plan) -> Figures:
-    limits = httpx.Limits(max_connections=plan.chats + 1, max_keepalive_connections=plan.chats + 1)
+    # Servers close connections that are idle for 5 s, maybe just when the next request is sent.
+    limits = httpx.Limits(max_connections=plan.chats + 1, keepalive_expiry=2)
     async with httpx.AsyncClient(
         base_url=system.url, headers=system.headers, limits=limits, timeout=_REQUEST_SECONDS
     ) as http:
@@ -264,12 +268,13 @@ def as_text(results: Sequence[Result], plan: Plan) -> str:
             *(_cell(result.spread(name), factor, digits) for name, _, factor, digits in _COLUMNS),
         ]
         for result in results
-        if result.absent is None
+        if any(result.turns)
     ]
     lines = [*table(head, rows), ""]
     for result in results:
         if result.absent is not None:
             lines.append(f"{result.system.name}: not measured: {result.absent}")
+        if not any(result.turns):
             continue
         lines.append(f"{result.system.name}: {result.system.about}")
         lines.append(f"  CPU ms/turn: {_split(result)}")
