@@ -38,6 +38,8 @@ __all__ = ["PACKAGES", "ForkServer"]
 PACKAGES: Final = ("numpy", "pandas", "matplotlib.pyplot", "PIL.Image")
 #: A template is replaced after so many forks, so that runs do not share one address layout for long.
 _MOST_FORKS: Final = 1000
+#: Starts that fail one after the other double the pause this many times, to an hour.
+_MOST_DOUBLINGS: Final = 7
 _KEY: Final = "fork-server"
 #: The user that the kernel shows inside, of a service that is an ordinary user.
 _USER_INSIDE: Final = 65534
@@ -67,6 +69,7 @@ class ForkServer:
         #: Why it did not start; "" when it did.
         self.reason = ""
         self._retry_at = 0.0
+        self._failures = 0
         #: Servers that were replaced and end with their last runs.
         self._old: set[ForkLink] = set()
         #: Runs that found no server.
@@ -115,10 +118,12 @@ class ForkServer:
                 old.retire()
                 self._old = {ended for ended in (*self._old, old) if not ended.is_closed}
             self._server = await self._start(kind)
-            self.reason = ""
+            self.reason, self._failures = "", 0
         except (SandboxUnavailableError, OSError) as exc:  # runs start without it
             self.reason = str(exc)
-            self._retry_at = time.monotonic() + PROGRAM_SECONDS
+            # Rarer and rarer: most often the host denies user namespaces, and will go on to do so.
+            self._failures += 1
+            self._retry_at = time.monotonic() + PROGRAM_SECONDS * 2 ** min(self._failures, _MOST_DOUBLINGS)
             logger.bind(error=str(exc)).warning("sandbox_fork_server_failed")
         finally:
             self._starting = None
