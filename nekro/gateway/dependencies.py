@@ -1,4 +1,7 @@
-"""What routes receive: the services of the process and the identity of the request."""
+"""What routes receive: the services of the process and the identity of the request.
+
+FastAPI calls a dependency that is not a coroutine function on a thread, which takes longer than most of them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ __all__ = [
 ]
 
 
-def _services(request: Request) -> Services:
+async def _services(request: Request) -> Services:
     services: Services = request.app.state.services
     return services
 
@@ -65,7 +68,7 @@ def take_stream(request: Request, identity: Identity | None = None) -> None:
     )
 
 
-def _request_id(request: Request) -> str:
+async def _request_id(request: Request) -> str:
     return str(request.state.request_id)
 
 
@@ -75,7 +78,7 @@ def _not_blank(text: str) -> str:
     return text
 
 
-def _hub(request: Request) -> EventHub:
+async def _hub(request: Request) -> EventHub:
     hub: EventHub = request.app.state.hub
     return hub
 

@@ -20,11 +20,11 @@ from nekro.operations.pages import Param
 __all__ = ["ActorDep", "OnceActorDep", "route"]
 
 
-def _actor(request: Request, services: ServicesDep, identity: IdentityDep) -> Actor:
+async def _actor(request: Request, services: ServicesDep, identity: IdentityDep) -> Actor:
     return Actor(services=services, identity=identity, request_id=request.state.request_id)
 
 
-def _once_actor(request: Request, services: ServicesDep, identity: IdentityDep, once: OnceDep) -> Actor:
+async def _once_actor(request: Request, services: ServicesDep, identity: IdentityDep, once: OnceDep) -> Actor:
     return Actor(services=services, identity=identity, request_id=request.state.request_id, once=once)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from gateway_server import served
 from worker_fleet import Fleet
@@ -13,6 +15,29 @@ async def test_probes_answer(fleet: Fleet) -> None:
     async with served(create_app(fleet.settings)) as client:
         assert (await client.get("/healthz")).json() == {"ok": True}
         assert (await client.get("/readyz")).json() == {"ok": True}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/api/v1/chats"),
+        ("GET", "/api/v1/turns?limit=5"),
+        ("POST", "/api/v1/chats/threads/messages"),
+        ("POST", "/api/v1/chats/threads/cancel"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/responses/resp_none"),
+        ("POST", "/api/adapters/sse/connect"),
+    ],
+)
+async def test_a_request_waits_for_no_thread(fleet: Fleet, method: str, path: str) -> None:
+    """FastAPI calls dependencies that are not coroutine functions on threads of AnyIO."""
+    body = {"text": "hello", "user_id": "ada", "to_agent": False} if path.endswith("messages") else None
+    async with served(create_app(fleet.settings)) as client:
+        before = set(threading.enumerate())
+        answer = await client.request(method, path, json=body)
+        started = set(threading.enumerate()) - before
+    assert answer.status_code < 500
+    assert [thread.name for thread in started if thread.name.startswith("AnyIO")] == []
 
 
 async def test_an_unknown_path_is_a_problem_document(fleet: Fleet) -> None:

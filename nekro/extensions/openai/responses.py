@@ -54,7 +54,7 @@ __all__ = ["GATEWAY_PART"]
 router = APIRouter(route_class=OpenAIRoute, tags=["openai"])
 
 
-def _reader(request: Request, services: ServicesDep, hub: HubDep) -> AnswerReader:
+async def _reader(request: Request, services: ServicesDep, hub: HubDep) -> AnswerReader:
     return AnswerReader(request, services, hub)
 
 

@@ -112,7 +112,7 @@ _COMMAND_BODY: Final = {
 }
 
 
-def _adapter(request: Request) -> SseAdapter:
+async def _adapter(request: Request) -> SseAdapter:
     adapter = running(request, SseAdapter)
     return adapter
 

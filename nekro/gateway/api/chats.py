@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any, Final
@@ -49,7 +50,13 @@ class _Query:
     cursor: Annotated[str | None, Query(max_length=2000)] = None
 
 
-_QueryDep = Annotated[_Query, Depends()]
+async def _query(**given: Any) -> _Query:
+    return _Query(**given)
+
+
+# FastAPI reads what it takes from its signature.
+_query.__signature__ = inspect.signature(_Query, eval_str=True)  # type: ignore[attr-defined]
+_QueryDep = Annotated[_Query, Depends(_query)]
 
 
 @turn_router.get("/turns")
