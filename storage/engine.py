@@ -38,7 +38,7 @@ from storage.driver.urls import PoolMode, database_url, libpq_url, pool_mode, sq
 from storage.transaction import Transaction
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL
+    from sqlalchemy import URL, Dialect
 
     from storage.driver.statements import SingleStatement
 
@@ -87,6 +87,12 @@ class Database:
     def pool_mode(self) -> PoolMode:
         """How long a connection keeps its server process; ``session`` for SQLite."""
         return PoolMode.SESSION if self.is_sqlite else pool_mode(self.settings)
+
+    @cached_property
+    def _dialect(self) -> Dialect:
+        from storage.driver.statements import dialect_of
+
+        return dialect_of(self._backend)
 
     @property
     def _backend(self) -> str:
@@ -154,9 +160,7 @@ class Database:
         """
         if statement.writes:
             self._refuse_second_writer()
-        from storage.driver.statements import dialect_of
-
-        compiled = statement.compiled(dialect_of(self._backend))
+        compiled = statement.compiled(self._dialect)
         parameters = compiled.parameters(values)
         rows, _ = await self._pool().run(compiled.sql, parameters, writes=statement.writes)
         return compiled.rows(rows[:1])[0][0] if rows else None
