@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar, overload
@@ -19,6 +19,7 @@ from nekro_agent import layout, runtime
 from nekro_agent.config import ConfigBase, ConfigFile
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.execution.current import Holding
 from nekro_agent.files.private_files import make_directory
 from nekro_agent.mounts import PluginMounts, long_running, repeatable
 from nekro_agent.store import PluginStore
@@ -286,18 +287,27 @@ _plugin: Final[ContextVar[NekroPlugin | None]] = ContextVar("nekro_plugin_in_use
 _runs: Final[WeakKeyDictionary[NekroPlugin, int]] = WeakKeyDictionary()
 
 
-@contextmanager
-def using(plugin: NekroPlugin) -> Iterator[None]:
-    """Count the block as a run of the plugin's code; on any thread."""
-    with _lock:
-        _runs[plugin] = _runs.get(plugin, 0) + 1
-    token = _plugin.set(plugin)
-    try:
-        yield
-    finally:
-        _plugin.reset(token)
+class _Using(Holding["NekroPlugin | None"]):
+    __slots__ = ("_used",)
+
+    def __init__(self, plugin: NekroPlugin) -> None:
+        super().__init__(_plugin, plugin)
+        self._used = plugin
+
+    def __enter__(self) -> None:
         with _lock:
-            _runs[plugin] -= 1
+            _runs[self._used] = _runs.get(self._used, 0) + 1
+        super().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        with _lock:
+            _runs[self._used] -= 1
+
+
+def using(plugin: NekroPlugin) -> AbstractContextManager[None]:
+    """Count the block as a run of the plugin's code; on any thread."""
+    return _Using(plugin)
 
 
 def plugin_in_use() -> NekroPlugin | None:

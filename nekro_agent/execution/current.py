@@ -18,19 +18,19 @@ import json
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import astuple, dataclass
 from hashlib import sha256
 from types import FrameType
-from typing import Final, Self
+from typing import Final, Generic, Self, TypeVar
 from uuid import uuid4
 
 from nekro_agent.schemas.call_context import CallContext
 
 __all__ = [
     "CurrentCall",
+    "Holding",
     "Payer",
     "WebCaller",
     "begin_account",
@@ -48,6 +48,8 @@ __all__ = [
     "serving",
     "working_for",
 ]
+
+T = TypeVar("T")
 
 #: Packages whose frames are no part of a plugin: ours, and those that run its tasks and threads.
 _RUNNERS: Final = frozenset(
@@ -67,18 +69,41 @@ _RUNNERS: Final = frozenset(
 _PLUGINS: Final = "nekro.extensions."
 
 
+class Holding(Generic[T]):
+    """Sets a context variable in a block; a class, as a generator per waiting call would take more memory."""
+
+    __slots__ = ("_token", "_value", "_variable")
+
+    def __init__(self, variable: ContextVar[T], value: T) -> None:
+        self._variable, self._value = variable, value
+
+    def __enter__(self) -> None:
+        self._token = self._variable.set(self._value)
+
+    def __exit__(self, *_: object) -> None:
+        self._variable.reset(self._token)
+
+
+#: Held while an effect is numbered; one shared lock takes less memory than one for each waiting call.
+_numbering: Final = threading.Lock()
+
+
 class _Effects:
     """The effects of one attempt of a call; plugins may cause them on several threads."""
 
+    __slots__ = ("_call_id", "_counts")
+
     def __init__(self, call_id: str) -> None:
         self._call_id = call_id
-        self._lock = threading.Lock()
-        self._counts: Counter[bytes] = Counter()
+        #: None: most calls have no effects.
+        self._counts: Counter[bytes] | None = None
 
     def next_id(self, kind: str, identity: tuple[str, ...]) -> str:
         effect = json.dumps([self._call_id, kind, identity, _lines_of_plugin()]).encode()
         digest = sha256(effect).digest()
-        with self._lock:
+        with _numbering:
+            if self._counts is None:
+                self._counts = Counter()
             self._counts[digest] += 1
             number = self._counts[digest]
         return sha256(digest + b"%d" % number).hexdigest()[:32]
@@ -87,14 +112,9 @@ class _Effects:
 _effects: Final[ContextVar[_Effects | None]] = ContextVar("nekro_effects", default=None)
 
 
-@contextmanager
-def effects_of(call_id: str) -> Iterator[None]:
+def effects_of(call_id: str) -> AbstractContextManager[None]:
     """Let the code of the block, and the tasks that it starts, be one attempt of a call."""
-    token = _effects.set(_Effects(call_id))
-    try:
-        yield
-    finally:
-        _effects.reset(token)
+    return Holding(_effects, _Effects(call_id))
 
 
 def effect_id(kind: str, *identity: str) -> str:
@@ -125,7 +145,7 @@ def _lines_of_plugin() -> list[tuple[str, str, int]]:
     return lines
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Payer:
     """The plugin whose code runs, and for whom; None where there is no such thing."""
 
@@ -146,30 +166,35 @@ _payer: Final[ContextVar[Payer | None]] = ContextVar("nekro_payer", default=None
 _account: Final[ContextVar[str | None]] = ContextVar("nekro_account", default=None)
 
 
-@contextmanager
-def paying(payer: Payer) -> Iterator[None]:
+class _Paying:
+    __slots__ = ("_of_account", "_of_payer", "_value")
+
+    def __init__(self, payer: Payer) -> None:
+        self._value = payer
+
+    def __enter__(self) -> None:
+        payer = self._value
+        inherited = current_account() if payer.chat_key else None
+        self._of_payer = _payer.set(payer)
+        self._of_account = _account.set(payer.turn_id or payer.account_id or inherited)
+
+    def __exit__(self, *_: object) -> None:
+        _account.reset(self._of_account)
+        _payer.reset(self._of_payer)
+
+
+def paying(payer: Payer) -> AbstractContextManager[None]:
     """Let the block, and the tasks that it starts, work on an account.
 
     Code that runs for a chat stays on the account of its cause if the payer names none. Other code, such as
     an init hook, leaves it, because its tasks outlive the cause.
     """
-    token = _payer.set(payer)
-    inherited = current_account() if payer.chat_key else None
-    try:
-        with on_account(payer.turn_id or payer.account_id or inherited):
-            yield
-    finally:
-        _payer.reset(token)
+    return _Paying(payer)
 
 
-@contextmanager
-def on_account(account_id: str | None) -> Iterator[None]:
+def on_account(account_id: str | None) -> AbstractContextManager[None]:
     """Let the block, and the tasks that it starts, work on an account; None: on none."""
-    token = _account.set(account_id)
-    try:
-        yield
-    finally:
-        _account.reset(token)
+    return Holding(_account, account_id)
 
 
 def begin_account(account_id: str | None) -> None:
@@ -227,14 +252,9 @@ class WebCaller:
 _web_caller: Final[ContextVar[WebCaller | None]] = ContextVar("nekro_web_caller", default=None)
 
 
-@contextmanager
-def calling(caller: WebCaller | None) -> Iterator[None]:
+def calling(caller: WebCaller | None) -> AbstractContextManager[None]:
     """Let the block serve a request of a caller; None: the caller is unknown."""
-    token = _web_caller.set(caller)
-    try:
-        yield
-    finally:
-        _web_caller.reset(token)
+    return Holding(_web_caller, caller)
 
 
 def current_caller() -> WebCaller | None:
@@ -242,7 +262,7 @@ def current_caller() -> WebCaller | None:
     return _web_caller.get()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CurrentCall:
     """The ids of a call."""
 
@@ -259,24 +279,14 @@ _cause: Final[ContextVar[tuple[str, str] | None]] = ContextVar("nekro_cause_turn
 _call: Final[ContextVar[CurrentCall | None]] = ContextVar("nekro_current_call", default=None)
 
 
-@contextmanager
-def serving(call: CurrentCall) -> Iterator[None]:
+def serving(call: CurrentCall) -> AbstractContextManager[None]:
     """Let the code of the block, and the tasks that it starts, belong to a call."""
-    token = _call.set(call)
-    try:
-        yield
-    finally:
-        _call.reset(token)
+    return Holding(_call, call)
 
 
-@contextmanager
-def working_for(chat_key: str, turn_id: str | None) -> Iterator[None]:
+def working_for(chat_key: str, turn_id: str | None) -> AbstractContextManager[None]:
     """Let turns that the code of the block begins in a chat be caused by an earlier turn; None: by none."""
-    token = _cause.set(None if turn_id is None else (chat_key, turn_id))
-    try:
-        yield
-    finally:
-        _cause.reset(token)
+    return Holding(_cause, None if turn_id is None else (chat_key, turn_id))
 
 
 def cause_turn_id(chat_key: str) -> str | None:
