@@ -184,6 +184,7 @@ def test_no_command_imports_a_plugin_or_the_plugin_loader(
         ["doctor", "--settings"],
     )
     assert {"plugin_pkgs", "nekro_plugins", "nekro.plugins.loader"}.isdisjoint(modules)
+    assert "httpx" in modules and {"rich", "pygments"}.isdisjoint(modules)  # of httpx's command line
 
 
 def test_every_command_parses_without_plugins_and_sqlalchemy(tmp_path: Path) -> None:
