@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -279,6 +280,47 @@ async def test_runs_of_a_frozen_fork_server_are_started_without_it(
             os.kill(frozen, signal.SIGCONT)
     # What it forks now nobody waits for: it is killed.
     await until(lambda: server.takes_runs)
+    assert await is_forked(forks)
+
+
+@pytest.mark.extended
+async def test_no_run_is_lost_while_templates_are_killed_and_frozen_under_load(
+    forks: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nekro.sandbox.drivers.fork_link._FORK_SECONDS", 0.3)
+    over = asyncio.Event()
+
+    async def harm() -> None:
+        for number in itertools.count():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await over.wait()
+                    return
+            server = server_of(forks)._server
+            if server is None or server.template < 0:
+                continue
+            template = id_of(server.template)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(template, signal.SIGSTOP if number % 2 else signal.SIGKILL)
+                await asyncio.sleep(0.5)
+                os.kill(template, signal.SIGCONT)
+
+    async def chat(number: int) -> None:
+        code = "import time\ntime.sleep(0.05)\nprint({}, echo(1)[0][0])"
+        for run in range(15):
+            result = await forks.run(code.format(run), chat_key=f"chat{number}")
+            assert (result.stop_type, result.output) == (StopType.NORMAL, f"{run} 1\n"), result
+
+    harming = asyncio.create_task(harm())
+    try:
+        await asyncio.gather(*(chat(number) for number in range(4)))
+    finally:
+        over.set()
+        await harming
+    server = server_of(forks)
+    await until(lambda: server._server is not None and server._server.takes_runs)
+    assert server._server is not None
+    assert server._server.running == {} and server._server.waiting == {}
     assert await is_forked(forks)
 
 
