@@ -13,7 +13,6 @@ from celery import Celery
 from celery.app.defaults import SETTING_KEYS
 from kombu import Connection, pools
 from kombu.entity import Queue
-from kombu.utils.imports import symbol_by_name
 
 from broker_config.embedded import resolve_signing_key
 from broker_config.keys import Keys
@@ -72,10 +71,6 @@ class NekroApp(Celery):  # type: ignore[misc]
                 "answer_seconds": broker.socket_timeout_seconds,
             }
         return super().connection_for_write(url, **options)
-
-    def _get_backend(self) -> Any:
-        # Celery would search all installed distributions for classes of backends, 6 ms of each process.
-        return symbol_by_name(self.conf.result_backend)(app=self)
 
     def close(self) -> None:
         """Also close the connections that it opened; kombu keeps some until the process ends.

@@ -41,9 +41,8 @@ their ``global_keyprefix`` options.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final, TypeGuard
-
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["Keys", "is_caller_id", "pinned_queue"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, Protocol
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
@@ -17,7 +17,6 @@ from pydantic_settings import NoDecode
 
 from broker_config.setting_sources import FILE_SUFFIX
 from nekro_agent.errors import ModelGroupError, SettingsError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.runtime import group_name, group_variable
 
 __all__ = [

@@ -6,13 +6,13 @@ import enum
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
 from pydantic import BaseModel
 
 from nekro_agent.errors import ResultError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "BUILT_IN_METHODS",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any, Final, Protocol
 
 from nekro_agent import layout
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "MOST_TEXT_CHARS",

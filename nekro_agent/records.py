@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Protocol
 
 from nekro_agent import layout
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import ChatInfo, MessageKind
 
 __all__ = ["PRESET_FIELDS", "PluginValue", "PresetInfo", "Records", "StoredMessage", "UserInfo"]

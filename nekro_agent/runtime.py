@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
 
 from packaging.utils import canonicalize_name
 
 from nekro_agent.errors import RuntimeNotBoundError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import (
     CronJobs,
     Downloads,

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
-
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "Reading",

@@ -7,12 +7,12 @@ stays until a client confirmed it. Messages of a channel are sent in order, one 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import Select, delete, func, literal, or_, select, update
 
-from nekro_agent.lazy_dataclass import dataclass
 from storage.repositories.base import Repository, chosen_once, is_one_of
 from storage.repositories.leases import is_held_by
 from storage.sql import insert, now, seconds_from_now

@@ -7,10 +7,10 @@ on the connections of ``Database`` like all other statements. A test compares th
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import ChatInfo
 from storage.driver.connection import Connection
 from storage.driver.values import escaped, unescaped

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Final
 
 from sqlalchemy import delete, func, select, update
 
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import CallbackTimer, JobState
 from storage.caller_reads import Snapshot
 from storage.repositories.base import Repository, columns_of, is_one_of

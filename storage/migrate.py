@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,7 +20,6 @@ from loguru import logger
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import StorageError, StorageUnavailableError
-from nekro_agent.lazy_dataclass import dataclass
 from storage.driver.blocking import blocking_engine
 from storage.driver.urls import PoolMode, database_url, pool_mode
 from storage.engine import Database

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import datetime
 
 from nekro_agent.execution.current import current_account, effect_id
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import CronJob, TimerInfo
 from storage.accounts.stored_bytes import ROW_BYTES, size_of
 from storage.driver.errors import outlasting

@@ -19,6 +19,7 @@ import os
 import select
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from broker_config.embedded import make_data_dir
@@ -34,7 +35,6 @@ from nekro.plugins.loader import (
     plugin_steps,
     prepare_imports,
 )
-from nekro_agent.lazy_dataclass import dataclass
 from workers.plugins.reload import Stamps, stamps_below
 
 __all__ = ["MODULES", "REQUEST_BYTES", "Order", "run_template"]

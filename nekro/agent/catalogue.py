@@ -8,6 +8,7 @@ used lately.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -16,7 +17,6 @@ from jinja2 import Environment
 from nekro.agent.model import PluginBrief
 from nekro.agent.room import PromptRoom
 from nekro.agent.text import attribute, method_line, method_text, neutralise
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["CatalogueForm", "CatalogueWriter", "PromptCatalogue"]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import Final
@@ -26,7 +27,6 @@ from nekro.agent.room import PromptRoom
 from nekro.agent.text import LEAST_TOKENS, attribute, clean, cut_middle, cut_text
 from nekro.agent.text import handle_of_message as of_message
 from nekro_agent.errors import LLMUnreadableError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import MessageKind
 
 __all__ = [

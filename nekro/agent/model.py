@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
 from nekro.sandbox.models import StopType
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
 

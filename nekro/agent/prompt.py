@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Final
@@ -54,7 +54,6 @@ from nekro.agent.text import handle_of_result as of_result
 from nekro.sandbox.models import StopType
 from nekro_agent.core.logger import log_failure, missing_name
 from nekro_agent.durations import HOOK_SECONDS
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import BUILT_IN_METHODS, SandboxMethodType
 
 __all__ = [

@@ -16,6 +16,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
@@ -25,7 +26,6 @@ from loguru import logger
 from broker_config.model_groups import ModelGroup
 from broker_config.settings import AgentSettings
 from nekro.agent.model import ImagePart, PromptMessage
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "DIRECTORY_VARIABLE",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -46,7 +46,6 @@ from nekro.sandbox.models import (
 )
 from nekro_agent.durations import DEFER_SECONDS
 from nekro_agent.errors import BudgetExceededError, LLMError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.shared_clock import shared_time
 from storage.repositories.round_values import RoundReport
 

@@ -4,7 +4,7 @@ chat."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from nekro.agent.answers.extraction import ExtractedCode
@@ -15,7 +15,6 @@ from nekro.agent.model import TurnRound
 from nekro.agent.text import attribute, reveals_check_word
 from nekro.sandbox.models import Limit, RunResult, StopType
 from nekro_agent.errors import BudgetExceededError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "TURN_LIMIT",

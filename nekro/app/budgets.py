@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Final
 
 from broker_config.setting_sources import MEASURES
 from broker_config.settings import BudgetSettings
-from nekro_agent.lazy_dataclass import dataclass
 from storage.accounts.spendings import PayingKey, ScopeKey, Total
 from storage.listings.series import CostSum
 from storage.states import BudgetScope

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
@@ -17,7 +18,6 @@ from nekro.plugins.entries import CommandEntry, MethodEntry, PluginEntry, Plugin
 from nekro.plugins.entry_registry import CommandNames, Named, Registry
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import StorageError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import BUILT_IN_METHODS, BUILT_IN_PLUGIN, Lane, SandboxMethodType
 from storage.caller_reads import lane_overrides, read_snapshots, read_workers, served_plugins
 

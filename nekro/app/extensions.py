@@ -8,10 +8,10 @@ extensions imports one, so each can be left out: by ``NEKRO_EXTENSIONS``, or by 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nekro.base.release import extension, extension_names, imported
-from nekro_agent.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from broker_config.settings import Settings

@@ -14,6 +14,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,7 +22,6 @@ from typing import Any, Final
 
 from broker_config.secret_files import monitoring_key
 from nekro_agent.errors import ServiceError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "METRICS_TYPE",

@@ -14,12 +14,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
 from nekro_agent.durations import POLL_SECONDS
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "ForkWatch",

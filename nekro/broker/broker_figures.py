@@ -7,6 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -21,7 +22,6 @@ from broker_config.settings import BrokerSettings
 from broker_config.urls import is_redis
 from nekro.broker.publishing import stored_body
 from nekro.broker.redis.link import RedisLink
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.shared_clock import Reading, read_clock, shared_now
 
 __all__ = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -27,7 +27,6 @@ from nekro.broker.publishing import encode_message, stored_body, unavailable
 from nekro.wire import plain_json
 from nekro.wire.invocation import Invocation, Signer
 from nekro_agent.errors import MessageRefusedError, NotFoundError, UsageError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["DeadLetters", "DeadMessage", "DeadPosition", "VerifiedMessage"]
 

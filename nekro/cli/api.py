@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from broker_config.settings import Settings
 from nekro.cli.command import Deps, chosen_id
 from nekro.cli.gateway_client import gateway_of_up, translated, waiting_client
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:

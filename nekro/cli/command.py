@@ -7,14 +7,13 @@ import os
 import pwd
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, cast
 
 from broker_config.settings import Settings
 from nekro.cli.output import Output, one_line
 from nekro_agent.errors import NotFoundError, UsageError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "DEFAULT_CHAT_KEY",

@@ -8,14 +8,13 @@ the method's arguments.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from nekro.cli.gateway_client import invalid
 from nekro.cli.local_chats import download_file, send_message, store_file, upload_file
 from nekro.cli.local_events import ended_turn, last_event_number
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from nekro.app.extensions import installed
-from nekro_agent.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from broker_config.settings import Settings

@@ -6,13 +6,13 @@ import keyword
 import re
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from broker_config.settings import Settings
 from nekro_agent import layout
 from nekro_agent.errors import UsageError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "PluginData",

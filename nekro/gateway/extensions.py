@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
@@ -14,7 +14,6 @@ from nekro.app.services import Services
 from nekro.gateway.document.examples import NO_EXAMPLES, Examples
 from nekro.gateway.problems import ErrorForm
 from nekro.gateway.streams.hub import EventHub
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["GatewayPart", "Running", "running"]
 

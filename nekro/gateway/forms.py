@@ -8,6 +8,7 @@ import json
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, BinaryIO, Final
 
@@ -27,7 +28,6 @@ from nekro_agent import layout
 from nekro_agent.files.names import stated_name
 from nekro_agent.files.private_files import make_directory
 from nekro_agent.files.safe_files import sha256_of
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_client.models import MessageBody, NewPart, NewTextPart
 
 __all__ = [

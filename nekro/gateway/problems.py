@@ -8,6 +8,7 @@ form for its own paths, whose clients read no other. Unexpected errors are answe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -45,7 +46,6 @@ from nekro_agent.errors import (
     UploadQuotaError,
     UsageError,
 )
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_client.models import Problem
 
 __all__ = [

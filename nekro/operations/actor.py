@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from http import HTTPStatus
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from pydantic import BaseModel
 
 from nekro.wire.invocation import new_id
-from nekro_agent.lazy_dataclass import dataclass
 from storage.accounts.key_rights import KeyRights
 from storage.states import account_of_key
 

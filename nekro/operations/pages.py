@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Any, Final, TypeVar
@@ -11,7 +12,6 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import AfterValidator, AwareDatetime, BaseModel
 
 from nekro.operations.actor import RefusedError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_client.models import Page
 
 __all__ = [

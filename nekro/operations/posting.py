@@ -11,6 +11,7 @@ import dataclasses
 import mimetypes
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -27,7 +28,6 @@ from nekro.operations.turns import first_round
 from nekro_agent import layout
 from nekro_agent.errors import NotFoundError, UsageError
 from nekro_agent.files.names import HEAD_BYTES, suffix_of
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import ChatInfo, IncomingMessage, MessageKind
 from nekro_client.models import (
     MessageBody,

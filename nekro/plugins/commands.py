@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass
 
 from nekro.plugins.entry_registry import CommandNames, Named
 from nekro_agent.commands.registration import CmdCtl, Command
@@ -18,7 +19,6 @@ from nekro_agent.core.logger import get_sub_logger, log_failure
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution.current import Payer, paying
 from nekro_agent.execution.greenlets import run_callable
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.plugin import NekroPlugin, using
 
 __all__ = ["CommandTable", "LoadedCommand"]

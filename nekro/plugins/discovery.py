@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
-
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["PluginSource", "SourceKind", "discover"]
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
 
 from nekro.base.plain import known_fields
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import Lane, SandboxMethodType
 
 __all__ = [

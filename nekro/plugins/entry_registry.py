@@ -11,6 +11,7 @@ import inspect
 import json
 import keyword
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 
@@ -19,7 +20,6 @@ from loguru import logger
 from nekro.plugins.entries import MethodEntry, PluginEntry
 from nekro_agent.core.logger import log_failure
 from nekro_agent.errors import ArgumentError, InvalidValueError, MethodDisabledError, MethodNotFoundError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import BUILT_IN_METHODS, OWN_NAMES
 
 if TYPE_CHECKING:

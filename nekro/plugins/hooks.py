@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
@@ -20,7 +21,6 @@ from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution.current import payer_of, paying
 from nekro_agent.execution.greenlets import run_callable
 from nekro_agent.files import staging
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.plugin import NekroPlugin, using
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage, locate_files

@@ -18,6 +18,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Final, TextIO
@@ -31,7 +32,6 @@ from nekro_agent import placeholders, runtime
 from nekro_agent.commands.registration import kept
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import PluginLoadError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.packages import contexts
 from nekro_agent.packages.contexts import NAMESPACE, PluginImports
 from nekro_agent.plugin import NekroPlugin

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Final
 
@@ -12,7 +13,6 @@ from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import ArgumentError, ResultError
 from nekro_agent.execution.greenlets import run_function
 from nekro_agent.files import staging
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import (
     SandboxMethod,
     SandboxMethodType,

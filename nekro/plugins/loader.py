@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,6 @@ from nekro.plugins.importing import SHIPPED, Imported, import_entry_point, impor
 from nekro_agent import placeholders, runtime
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.durations import PROGRESS_SECONDS
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import BUILT_IN_PLUGIN
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.runtime import CoreConfig, PackagePolicy

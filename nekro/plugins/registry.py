@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import inspect
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from broker_config.settings import ApprovalSettings
 from nekro.plugins.entries import CommandEntry, MethodEntry, MethodParameter, PluginEntry, WebhookEntry
@@ -12,7 +13,6 @@ from nekro.plugins.entry_registry import Registry
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError, MethodDisabledError, MethodNotFoundError
 from nekro_agent.execution.greenlets import run_callable
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import Lane, SandboxMethod, WebhookMethod, describe_signature, takes_context_second
 from nekro_agent.mounts import LANE_ATTRIBUTE, REPEATABLE_ATTRIBUTE
 from nekro_agent.plugin import NekroPlugin

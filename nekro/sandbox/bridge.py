@@ -14,6 +14,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from loguru import logger
@@ -37,7 +38,6 @@ from nekro.sandbox.streams import Frame, FrameKind, FrameReader, encode_frame
 from nekro.wire.invocation import new_id
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import SandboxProtocolError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["Bridge", "BridgeLimits", "BridgeOutcome", "ExitReport"]
 

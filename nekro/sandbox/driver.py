@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
 from nekro.sandbox.models import Limit
 from nekro_agent.errors import SandboxUnavailableError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "Capability",

@@ -20,6 +20,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -27,7 +28,6 @@ from typing import Any, Final
 
 from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "MINIMUM_VERSION",

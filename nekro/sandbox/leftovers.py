@@ -20,13 +20,13 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 from nekro.sandbox.limits import proc_files
 from nekro_agent.files import safe_files
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "ServiceId",

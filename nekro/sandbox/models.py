@@ -8,12 +8,11 @@ parsed from the output of the code.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum, StrEnum
 from typing import Final
 
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import SandboxMethodType
 
 __all__ = [

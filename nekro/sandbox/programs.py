@@ -17,7 +17,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
@@ -46,7 +46,6 @@ from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError
 from nekro_agent.execution.tied_process import tied_to_this_process
 from nekro_agent.files import safe_files
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["Confinement", "Program", "ProgramSpec", "ProgramStarter"]
 

@@ -11,12 +11,11 @@ import linecache
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import nekro_agent
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["AuthorFrame", "attach", "attached", "author_frames", "frames_from", "source_folder"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, overload
 
@@ -11,7 +12,6 @@ from nekro_agent.api.message import checked_chat
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution import greenlets as bridge
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import TimerInfo
 
 __all__ = ["TimerList", "TimerTask", "clear_timers", "get_timers", "set_temp_timer", "set_timer"]

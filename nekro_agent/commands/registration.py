@@ -7,6 +7,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from pydantic import BaseModel, Field
@@ -20,7 +21,6 @@ from nekro_agent.commands.schemas import (
     CommandResponseStatus,
 )
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.schemas.i18n import I18nDict, resolve_i18n
 
 __all__ = [

@@ -6,13 +6,13 @@ import inspect
 import re
 import typing
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import BaseModel, Field, PydanticUserError, TypeAdapter, ValidationError
 
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.schemas.i18n import SupportedLang
 
 __all__ = [

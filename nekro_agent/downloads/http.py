@@ -13,6 +13,7 @@ import urllib.parse
 import zlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -28,7 +29,6 @@ from nekro_agent.downloads.addresses import (
 from nekro_agent.downloads.socket import BLOCK_BYTES, CheckedBackend, GatheringStream
 from nekro_agent.durations import FRESH_SECONDS, stated_pause
 from nekro_agent.errors import DownloadError, DownloadRefusedError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.runtime import DownloadPolicy
 
 __all__ = [

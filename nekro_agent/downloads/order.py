@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from nekro_agent.downloads.addresses import AddressPolicy
 from nekro_agent.files import uploads
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.runtime import DownloadPolicy
 
 __all__ = ["DownloadOrder", "Progress"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from nekro_agent.downloads.http import DownloadSource, Interrupted, RetryLimit, UnreadResponse
 from nekro_agent.downloads.part import PartFile, PartState
 from nekro_agent.downloads.socket import BLOCK_BYTES
 from nekro_agent.errors import DownloadError, DownloadRefusedError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.runtime import DownloadPolicy
 from nekro_agent.tools.task_groups import in_thread, result_unless_failed, run_together
 

@@ -21,13 +21,13 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
 from nekro_agent import layout, runtime
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import safe_files
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "OwnFile",

@@ -17,6 +17,7 @@ import secrets
 import stat
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO, Final
 
@@ -33,7 +34,6 @@ from nekro_agent.files.safe_paths import (
     split_path,
     walk,
 )
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "Entry",

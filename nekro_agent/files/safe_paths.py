@@ -21,12 +21,12 @@ import platform
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePath
 from typing import Final
 
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "DIRECTORY",

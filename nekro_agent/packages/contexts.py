@@ -24,12 +24,12 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.placeholders import OWN_PACKAGES, ROOTS
 
 __all__ = [

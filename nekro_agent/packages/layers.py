@@ -30,6 +30,7 @@ import tempfile
 import time
 import urllib.parse
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -42,7 +43,6 @@ from nekro_agent.durations import POLL_SECONDS, STALE_SECONDS
 from nekro_agent.errors import InvalidValueError, PackageInstallError
 from nekro_agent.execution.tied_process import tied_to_this_process
 from nekro_agent.files.private_files import make_directory, open_private, write_private
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.packages.contexts import add_installed
 
 __all__ = ["Layer", "LayerStore", "PipOptions", "base_version", "satisfies", "top_level_names"]

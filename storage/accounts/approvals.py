@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, and_, func, or_, select, update
 
-from nekro_agent.lazy_dataclass import dataclass
 from storage.repositories.base import Repository, chosen_once, found, is_one_of, values_of
 from storage.repositories.calls import Call, CallRequest
 from storage.sql import insert, now

@@ -5,11 +5,9 @@ It is a module of its own, because processes that read no rows need it.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Final
-
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["LIMITS", "OFF_AT_ZERO", "KeyRights"]
 

@@ -6,13 +6,12 @@ itself (``storage.states.account_of_key``)."""
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Executable, bindparam, delete, exists, select, update
 
-from nekro_agent.lazy_dataclass import dataclass
 from storage.accounts.key_rights import KeyRights
 from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository, found, values_of

@@ -12,14 +12,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Executable, bindparam, func, or_, select, tuple_, update
 
-from nekro_agent.lazy_dataclass import dataclass
 from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository
 from storage.sql import insert, now

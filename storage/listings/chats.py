@@ -6,6 +6,7 @@ each turn and name. An open turn has no state here and no cost yet."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from operator import attrgetter
@@ -26,7 +27,6 @@ from sqlalchemy import (
     update,
 )
 
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import MessageKind
 from nekro_client.event_types import EventType
 from storage.driver.statements import FixedStatement

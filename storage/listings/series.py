@@ -4,6 +4,7 @@ Each count of waiting work is read from an index."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
@@ -13,7 +14,6 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import JobState
 from storage.repositories.base import Repository, is_one_of
 from storage.sql import now

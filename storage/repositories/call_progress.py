@@ -7,12 +7,12 @@ has a row in ``calls`` too, goes to the chat.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from sqlalchemy import func, select
 
 from nekro_agent.errors import FencedError
-from nekro_agent.lazy_dataclass import dataclass
 from storage.repositories.base import Repository, found, is_one_of, values_of
 from storage.repositories.calls import Call, CallRequest
 from storage.repositories.jobs import JobRepository

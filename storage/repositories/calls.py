@@ -13,6 +13,7 @@ recorded before they are published.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import cache
@@ -21,7 +22,6 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Executable, Select, and_, bindparam, or_, select, update
 
 from nekro_agent.errors import FencedError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import SandboxMethodType
 from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository, chosen_once, found, is_one_of, parameters_of, values_of

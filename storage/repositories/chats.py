@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -15,7 +16,6 @@ from sqlalchemy import Executable, Integer, bindparam, delete, func, literal_col
 
 from nekro_agent.errors import FencedError, NotFoundError
 from nekro_agent.layout import channel_of
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import ChatInfo
 from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository, found, is_one_of, values_of

@@ -14,13 +14,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from sqlalchemy import Executable, Integer, bindparam, delete, select, text, update
 
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time
 from nekro_client.event_types import EventType

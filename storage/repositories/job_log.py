@@ -12,13 +12,13 @@ when the job ends."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
 from sqlalchemy import delete, exists, func, select
 
-from nekro_agent.lazy_dataclass import dataclass
 from storage.repositories.base import Repository, is_one_of
 from storage.sql import insert, now
 from storage.states import JobLogKind

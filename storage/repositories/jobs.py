@@ -14,14 +14,13 @@ Every write of a worker carries its fencing token.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, and_, case, func, literal, not_, or_, select, tuple_, update
 
 from nekro_agent.errors import FencedError
-from nekro_agent.lazy_dataclass import dataclass
 from storage.repositories.base import Repository, chosen_once, found, is_one_of, values_of
 from storage.repositories.job_log import JobLogRepository, NewJobLogEntry
 from storage.repositories.leases import Held, LeaseTable, is_free

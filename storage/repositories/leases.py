@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -30,7 +31,6 @@ from sqlalchemy import (
 )
 
 from nekro_agent.errors import FencedError
-from nekro_agent.lazy_dataclass import dataclass
 from storage.repositories.base import Repository, chosen_once
 from storage.sql import insert, now, seconds_from_now
 from storage.tables import DOWNLOADS, IDEMPOTENT_REQUESTS, LEASES

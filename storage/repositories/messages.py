@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from hashlib import sha256
@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from sqlalchemy import Executable, Integer, bindparam, select, update
 
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import MessageKind
 from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository, found, parameters_of, values_of

@@ -10,6 +10,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Final
@@ -17,7 +18,6 @@ from typing import Final
 from sqlalchemy import Executable, Integer, bindparam, delete, func, literal_column, select, update
 
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import BUILT_IN_PLUGIN, Lane
 from nekro_agent.store import MAX_KEY_CHARS
 from storage.driver.statements import FixedStatement, SingleStatement

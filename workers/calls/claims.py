@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from loguru import logger
@@ -34,7 +34,6 @@ from nekro_agent.errors import (
     StorageError,
     StorageUnavailableError,
 )
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import MessageKind, SystemMessageHooks
 from storage.accounts.stored_bytes import ROW_BYTES, size_of

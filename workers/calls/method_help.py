@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +14,6 @@ from nekro.agent.text import attribute, method_line, method_text, summary
 from nekro.plugins.entries import MethodEntry, PluginEntry
 from nekro.plugins.entry_registry import Registry
 from nekro_agent.errors import ArgumentError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import BUILT_IN_METHODS, SandboxMethodType
 
 if TYPE_CHECKING:

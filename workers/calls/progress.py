@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery import Celery
@@ -25,7 +25,6 @@ from nekro.plugins.entries import MethodEntry
 from nekro.wire.invocation import Invocation
 from nekro_agent.durations import REFRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import StorageError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import JobState
 from nekro_client.event_types import EventType
 from storage.engine import Database

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +34,6 @@ from nekro_agent.errors import (
 )
 from nekro_agent.execution.current import Payer, paying, working_for
 from nekro_agent.jobs import AsyncTaskHandle, TaskCtl, TaskSignal, drive
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.plugin import NekroPlugin, using
 from nekro_agent.ports import JobState
 from nekro_client.event_types import EventType

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from loguru import logger
@@ -24,7 +25,6 @@ from nekro.base.tasks import log_errors
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.jobs import TaskCtl
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_client.event_types import EventType
 from storage.engine import Database
 from storage.repositories.job_log import MOST_CHARS

@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -27,7 +27,6 @@ from nekro.app.http_server import PageResponse, PageServer
 from nekro.app.processes import socket_path
 from nekro.base.metrics import start_metrics
 from nekro_agent.errors import NekroError
-from nekro_agent.lazy_dataclass import dataclass
 from storage.engine import Database
 
 __all__ = [

@@ -12,6 +12,7 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from loguru import logger
@@ -22,7 +23,6 @@ from nekro.plugins.entries import RoutedEntry
 from nekro.plugins.lanes import LaneChooser
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import StorageError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import Lane
 from storage.engine import Database
 

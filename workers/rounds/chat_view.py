@@ -7,7 +7,7 @@ others write meanwhile are read before every round."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
 from typing import Final
@@ -16,7 +16,6 @@ from nekro.agent.model import HistoryMessage, HistorySummary, Observation, TurnR
 from nekro.app.calls.dispatch import CallRecord
 from nekro.app.rounds.summaries import shown_message, summary_before
 from nekro.sandbox.models import StopType
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import ChatInfo
 from storage.accounts.spendings import PayingKey

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -27,7 +28,6 @@ from nekro.plugins.hooks import PluginHost
 from nekro.sandbox.models import KeptVariables
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import safe_files
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from storage.accounts.spendings import PayingKey

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Final
 
@@ -25,7 +26,6 @@ from nekro.agent.answers.notations import (
     STOP_TOKEN,
     WRAPPED,
 )
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "PYTHON_LABELS",

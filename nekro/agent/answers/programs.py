@@ -13,13 +13,13 @@ import html
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from textwrap import dedent
 from typing import Any, Final
 
 from pydantic_core import from_json
 
 from nekro.agent.answers.notations import CODE_END
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "CODE_TAG",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
 from typing import Any, Final
@@ -31,7 +31,6 @@ from nekro.agent.answers.programs import (
     tagged_program,
 )
 from nekro.agent.llm import LLMAnswer
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "INLINE_BLOCK",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from nekro_agent.errors import (
@@ -18,7 +18,6 @@ from nekro_agent.errors import (
     LLMUnavailableError,
     LLMUnreadableError,
 )
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "BACKOFF_SECONDS",

@@ -4,11 +4,10 @@ one."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from nekro_agent.errors import LLMError
-from nekro_agent.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from nekro.agent.model import PromptMessage

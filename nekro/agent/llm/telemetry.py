@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,6 @@ from nekro.agent.text import hide_check_words
 from nekro.base.metrics import metrics
 from nekro.broker.tracing import Span, genai, span
 from nekro_agent.files.private_files import make_directory
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "Endpoint",

@@ -12,6 +12,7 @@ import hashlib
 import json
 import sys
 from collections import OrderedDict
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,6 @@ from typing import Any, Final
 from nekro.agent.text import attribute
 from nekro_agent.errors import SandboxUnavailableError
 from nekro_agent.files.names import picture_type
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["DecodeLimits", "PictureDecoder", "ShownPicture", "UnshownPicture"]
 

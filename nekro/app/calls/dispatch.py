@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -45,7 +45,6 @@ from nekro_agent.errors import (
     OutcomeUnknownError,
     StorageError,
 )
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time

@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -20,7 +21,6 @@ from typing import Any, Final
 from nekro_agent import layout
 from nekro_agent.errors import NotFoundError
 from nekro_agent.files.names import IMAGE_TYPES, media_type_of
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.schemas.chat_message import ChatMessageSegmentType
 from nekro_agent.shared_clock import shared_now
 

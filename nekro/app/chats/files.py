@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
@@ -23,7 +24,6 @@ from nekro_agent.files import safe_files
 from nekro_agent.files.areas import safe_basename
 from nekro_agent.files.names import HEAD_BYTES, IMAGE_TYPES, content_type
 from nekro_agent.files.uploads import UploadArea
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import ChatInfo
 from nekro_agent.runtime import UploadPolicy
 from nekro_agent.tools.path_convertor import PathLocation, locate

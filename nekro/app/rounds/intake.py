@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -17,7 +18,6 @@ from nekro.app.rounds.stop import RoundStopper, StoppedRounds
 from nekro.wire.invocation import new_id
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.execution.current import current_account, effect_id
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import ChatInfo, IncomingMessage, MessageKind, require_lengths
 from nekro_agent.records import UserInfo
 from nekro_agent.schemas.chat_message import (

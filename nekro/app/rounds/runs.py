@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,7 +25,6 @@ from nekro.sandbox.models import RunRequest, StopType
 from nekro.wire.invocation import new_id
 from nekro.wire.values import decode_value, encode_arguments
 from nekro_agent.errors import ResultError, SandboxError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import Lane
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time

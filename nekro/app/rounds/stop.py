@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 
 from loguru import logger
 
@@ -15,7 +16,6 @@ from nekro.app.leases import CHAT, LeaseKeeper
 from nekro.app.rounds.endings import RoundEndings
 from nekro_agent.durations import POLL_SECONDS
 from nekro_agent.errors import FencedError
-from nekro_agent.lazy_dataclass import dataclass
 from storage.repositories.rounds import Round
 from storage.states import FINAL_ROUND_STATES, RoundState
 

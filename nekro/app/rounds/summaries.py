@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -24,7 +25,6 @@ from nekro.app.leases import SUMMARY, LeaseKeeper
 from nekro.app.model_meters import SummaryMeter
 from nekro.base.tasks import end_tasks, log_errors
 from nekro_agent.errors import BudgetExceededError, LLMError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import ChatInfo, MessageKind
 from storage.engine import Database
 from storage.repositories.chats import NewSummary, Summary

@@ -12,6 +12,7 @@ records its span, under the id that its rounds have named as their parent."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -19,7 +20,6 @@ from nekro.app.chats.writer import trace_of
 from nekro.base.metrics import metrics
 from nekro.broker.tracing import TurnTrace, end_turn, genai
 from nekro.sandbox.models import STOPS, StopType
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.shared_clock import shared_time
 from nekro_client.event_types import EventType
 from storage.engine import Database

@@ -5,8 +5,6 @@ Imports of the libraries are made in functions, because commands import this mod
 
 from __future__ import annotations
 
-import importlib
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -14,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CALL_LOGGERS", "ERROR_MODULES", "MAILBOX_STEP", "POOL_STEP", "WORKER_MODULES", "delete_binding",
-    "import_what_is_used", "pickle_warning", "request_of",
+    "pickle_warning", "request_of",
 ]  # fmt: skip
 
 #: Step of a worker's consumer: its mailbox for broadcasts listens.
@@ -38,27 +36,6 @@ WORKER_MODULES: Final = (
     "celery.worker.control",
     "celery.worker.strategy",
 )
-
-
-def import_what_is_used() -> None:
-    """Import modules of Celery and kombu without what they import and search for features that are not used.
-
-    It saves a worker 15 ms if none of these modules has been imported: psutil, which is for `memdump`, and
-    two searches of all installed distributions for serializers and matchers.
-    """
-    from kombu.utils import compat
-
-    search, is_hidden = compat.entrypoints, "psutil" not in sys.modules
-    try:
-        compat.entrypoints = lambda namespace: ()
-        if is_hidden:
-            sys.modules["psutil"] = None  # type: ignore[assignment]  # an import of it fails
-        for name in ("celery.utils.debug", "kombu.matcher", "kombu.serialization"):
-            importlib.import_module(name)
-    finally:
-        compat.entrypoints = search
-        if is_hidden:
-            del sys.modules["psutil"]
 
 
 def pickle_warning() -> type[Warning]:

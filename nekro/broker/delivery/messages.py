@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -21,7 +21,6 @@ from nekro.wire.invocation import Invocation, Signer
 from nekro.wire.seals import Seal
 from nekro_agent.durations import GRACE_SECONDS
 from nekro_agent.errors import MessageRefusedError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.shared_clock import shared_time
 
 if TYPE_CHECKING:

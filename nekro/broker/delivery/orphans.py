@@ -7,6 +7,7 @@ are handled: all other messages announce rows, which the sweep publishes again.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any, Final
 
 from celery.app.task import Context
@@ -17,7 +18,6 @@ from broker_config.redis_library import redis
 from broker_config.urls import without_password
 from nekro.broker.delivery.transport import ClaimChannel, held_keys
 from nekro_agent.errors import BrokerUnavailableError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["Orphan", "Orphans"]
 

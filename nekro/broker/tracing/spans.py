@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
+from dataclasses import dataclass
 from hashlib import sha256
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from nekro.broker.tracing import genai
 from nekro.broker.tracing.genai import content_text
-from nekro_agent.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from opentelemetry import trace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -12,7 +13,6 @@ from nekro.cli.commands.call import parse_arguments
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
 from nekro_agent.errors import UsageError
-from nekro_agent.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from nekro.wire.values import Arguments

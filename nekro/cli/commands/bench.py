@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from nekro.cli.command import Deps, arg
 from nekro_agent.errors import UsageError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["EPILOG", "Args", "run"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,7 +26,6 @@ from nekro.cli.running import run_async
 from nekro.cli.services.presence import awaited_with_workers
 from nekro.cli.services.system import CALL_LANES
 from nekro_agent.errors import UsageError
-from nekro_agent.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from nekro.operations.actor import Actor

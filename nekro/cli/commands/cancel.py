@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from nekro.cli.api import open_api
@@ -11,7 +11,6 @@ from nekro.cli.command import Deps, arg, chat_key, json_flag, positive_number
 from nekro.cli.output import PartialError
 from nekro.cli.running import run_async
 from nekro_agent.errors import ServiceError
-from nekro_agent.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from nekro_client.models import Reset

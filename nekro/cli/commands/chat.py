@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,6 @@ from nekro.cli.views.conversation import ChatSession
 from nekro.cli.views.line_reader import InputReader, opened_in_background
 from nekro.cli.views.turns import require_model
 from nekro_agent.errors import UsageError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "EPILOG",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final, get_args
 
@@ -11,7 +12,6 @@ from nekro.cli.api import open_api
 from nekro.cli.command import Deps, arg, json_flag
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_client.models import CostGroup
 
 __all__ = [

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from nekro.cli.command import Deps, arg
 from nekro.cli.running import run_async
 from nekro_agent.errors import UsageError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["EPILOG", "Args", "run"]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nekro.cli.api import all_of, find, is_over_gateway, open_api
@@ -15,7 +16,6 @@ from nekro.cli.output import one_line
 from nekro.cli.running import run_async
 from nekro.cli.services.ownership import require_running
 from nekro_agent.errors import NotFoundError, UsageError
-from nekro_agent.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from nekro_client.models import DeadLetter

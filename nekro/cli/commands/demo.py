@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -16,7 +17,6 @@ from nekro.cli.command import Deps, json_flag
 from nekro.cli.running import ExitCode, run_async
 from nekro.cli.services.ownership import Ownership
 from nekro_agent.errors import ServiceError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["EPILOG", "Args", "load_demo", "run"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import SecretStr
@@ -18,7 +18,6 @@ from nekro.cli.environment import setting_text, setting_value
 from nekro.cli.output import one_line
 from nekro.cli.running import ExitCode, exit_code_of, run_async
 from nekro_agent.errors import NekroError, SettingsError, UsageError
-from nekro_agent.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from nekro_client import AsyncClient

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +16,6 @@ from nekro.cli.running import run_async
 from nekro.cli.services.system import CALL_LANES, ROUND_LANES
 from nekro.cli.views.round_text import describe_run
 from nekro_agent.errors import LLMError
-from nekro_agent.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from nekro.app.rounds.runs import CodeReport

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO, Final
 
@@ -11,7 +12,6 @@ from nekro.cli.command import Deps, arg, chat_key, json_flag
 from nekro.cli.running import run_async
 from nekro_agent import layout
 from nekro_agent.errors import InvalidValueError, UsageError
-from nekro_agent.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from nekro_client.async_chats import AsyncFiles

@@ -6,6 +6,7 @@ import argparse
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +17,6 @@ from nekro.cli.services.presence import Probe
 from nekro.cli.services.process import addresses
 from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import ServiceError
-from nekro_agent.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     import httpx

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +12,6 @@ from nekro.cli.command import Deps, arg, chat_key, json_flag, positive_int
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
 from nekro.cli.views.round_text import describe_round, round_lines
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.tools.visible_text import visible_lines
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +15,6 @@ from nekro.cli.running import run_async
 from nekro.cli.views.job_bars import job_view, state_of
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import MethodFailedError, UsageError
-from nekro_agent.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from nekro_client import AsyncClient

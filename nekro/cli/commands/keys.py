@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, get_args
 
@@ -11,7 +12,6 @@ from nekro.cli.api import open_api
 from nekro.cli.command import Deps, arg, chosen_id, count, json_flag, not_blank, positive_number
 from nekro.cli.running import run_async
 from nekro_agent.errors import UsageError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_client.models import KeyScope
 
 __all__ = [

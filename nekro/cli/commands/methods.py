@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from nekro.cli.api import open_api
@@ -11,7 +12,6 @@ from nekro.cli.output import one_line
 from nekro.cli.running import run_async
 from nekro.cli.views.catalogue import CatalogueServices, say_what_is_listed
 from nekro_agent.errors import UsageError
-from nekro_agent.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from nekro_client.models import Method

@@ -5,11 +5,11 @@ from __future__ import annotations
 import queue
 import signal
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nekro.cli.command import Deps, arg, port_number
-from nekro_agent.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from nekro.app.fleet_metrics import FleetFigures

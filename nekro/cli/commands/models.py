@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 from broker_config.model_groups import DEFAULT_GROUP, ModelGroup, chat_groups, model_group, model_groups
@@ -10,7 +11,6 @@ from nekro.cli.command import Deps, arg, json_flag
 from nekro.cli.local_api import LocalServices, open_database
 from nekro.cli.running import ExitCode, run_async
 from nekro_agent.errors import ModelGroupError, UsageError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["EPILOG", "Args", "run"]
 

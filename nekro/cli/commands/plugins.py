@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -14,7 +15,6 @@ from nekro.cli.plugin_files import find_data, purge, write_plugin
 from nekro.cli.running import ExitCode, run_async
 from nekro.cli.views.catalogue import CatalogueServices, say_what_is_listed
 from nekro_agent.errors import NotFoundError, UsageError
-from nekro_agent.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from nekro_client import AsyncClient

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from nekro.cli.api import SystemNeed, open_api
 from nekro.cli.command import Deps, arg, chat_key
 from nekro.cli.running import run_async
 from nekro.cli.services.system import CALL_LANES
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "EPILOG",

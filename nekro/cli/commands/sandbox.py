@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from nekro.cli.command import Deps, arg, json_flag
 from nekro_agent.errors import UsageError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["EPILOG", "Args", "run"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +16,6 @@ from nekro.cli.running import run_async
 from nekro.cli.services.system import ROUND_LANES
 from nekro.cli.views.turns import require_model
 from nekro_agent.errors import UsageError
-from nekro_agent.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from nekro.app.services import Services

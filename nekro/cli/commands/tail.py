@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from broker_config.settings import Settings
@@ -15,7 +16,6 @@ from nekro.cli.output import one_line
 from nekro.cli.running import run_async
 from nekro.cli.services.ownership import require_running
 from nekro.cli.services.presence import require_broker
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.tools.visible_text import visible_lines
 
 __all__ = [

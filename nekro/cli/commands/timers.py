@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -19,7 +20,6 @@ from nekro.cli.command import (
 from nekro.cli.output import one_line
 from nekro.cli.running import run_async
 from nekro_agent.errors import UsageError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "EPILOG",

@@ -8,6 +8,7 @@ import dataclasses
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +18,6 @@ from nekro.cli.command import Deps, arg, not_blank
 from nekro.cli.running import run_async
 from nekro.cli.views.turn_text import RunningOutput
 from nekro_agent.durations import REFRESH_SECONDS
-from nekro_agent.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from nekro_client import AsyncChat

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from broker_config.settings import Settings
@@ -13,7 +14,6 @@ from nekro.cli.services.ownership import Ownership
 from nekro.cli.services.presence import require_broker
 from nekro.cli.services.process import START_SECONDS, ChildSpec, flower_spec, gateway_spec, worker_spec
 from nekro_agent.errors import LLMError, SandboxError, ServiceError, UsageError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import Lane
 
 __all__ = ["EPILOG", "Args", "run"]

@@ -8,6 +8,7 @@ import gc
 import socket
 import sys
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
@@ -27,7 +28,6 @@ from nekro.cli.output import one_line
 from nekro.cli.running import ExitCode
 from nekro.cli.services.presence import Probe, ask_workers, wanted_of
 from nekro_agent.errors import ServiceError, UsageError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:
@@ -111,9 +111,8 @@ def run(args: Args, deps: Deps) -> int:
     if args.supervisor_fd is None:
         warn_of_root(deps.output)
     gc.disable()  # imports leave little garbage; `keep_what_is_loaded` enables it again
-    from nekro.broker.celery.names import import_what_is_used, pickle_warning
+    from nekro.broker.celery.names import pickle_warning
 
-    import_what_is_used()
     warnings.filterwarnings("ignore", category=pickle_warning())  # our workers accept no pickled messages
     from nekro.broker.celery.worker import was_interrupted
     from workers.process import run_worker

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -18,7 +19,6 @@ from broker_config.settings import Settings
 from broker_config.urls import is_redis, without_password
 from nekro.cli.running import ExitCode
 from nekro_agent.errors import NekroError, SettingsError, StorageError, StorageUnavailableError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.shared_clock import shared_time
 from storage.driver.urls import exists
 

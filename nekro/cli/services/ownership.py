@@ -20,7 +20,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
@@ -29,7 +29,6 @@ from nekro.base.plain import known_fields
 from nekro_agent.durations import POLL_SECONDS
 from nekro_agent.errors import ServiceError, SettingsError, UsageError
 from nekro_agent.files.private_files import make_directory, open_private, write_private
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["Ownership", "RunningSystem", "WorkerEntry", "read_running", "require_running"]
 

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -22,7 +23,6 @@ from nekro.app.processes import broker_id, data_dir_id, monitor_sockets
 from nekro.base.tasks import end_tasks
 from nekro_agent.durations import PROGRAM_SECONDS, REFRESH_SECONDS
 from nekro_agent.errors import BrokerUnavailableError, ServiceError, SettingsError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -23,7 +24,6 @@ from broker_config.settings import Settings
 from nekro.base.tasks import clean_up_timeout
 from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS, PROGRESS_SECONDS
 from nekro_agent.errors import ServiceError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.tools.visible_text import visible
 
 __all__ = [

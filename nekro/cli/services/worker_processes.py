@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from broker_config.app import create_app
@@ -19,7 +20,6 @@ from nekro.broker.delivery.orphans import Orphan, Orphans
 from nekro.cli.services.process import MAX_LINE_BYTES, ChildProcess, ChildSpec, LineSink, describe_exit
 from nekro_agent.durations import CLOSE_STEP_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import OutcomeUnknownError, ServiceError
-from nekro_agent.lazy_dataclass import dataclass
 from storage.engine import Database
 
 __all__ = [

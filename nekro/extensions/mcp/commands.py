@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +20,6 @@ from nekro.extensions.mcp.declarations import parse
 from nekro.extensions.mcp.questions import content_of
 from nekro.extensions.mcp.servers import describe_server, read_servers, secret_warnings
 from nekro_agent.errors import StorageError, UsageError
-from nekro_agent.lazy_dataclass import dataclass
 from storage.driver.urls import exists
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
@@ -19,7 +20,6 @@ from loguru import logger
 
 from nekro.extensions.mcp.client.tools import line, quoted
 from nekro_agent.errors import ArgumentError, InvalidValueError, NotFoundError
-from nekro_agent.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from storage.engine import Database

@@ -5,12 +5,12 @@ A row whose declaration is None belongs to a server that files of workers declar
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Executable, case, delete, or_, select, update
 
-from nekro_agent.lazy_dataclass import dataclass
 from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository, found
 from storage.sql import insert, now, seconds_from_now

@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
@@ -22,7 +23,6 @@ from nekro.base.redaction import Redactor
 from nekro.extensions.mcp.client.tools import ListedTool, read_tools
 from nekro.extensions.mcp.declarations import Declaration, module_names, parse, referenced, without_references
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from broker_config.settings import Settings

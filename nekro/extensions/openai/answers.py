@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -19,7 +20,6 @@ from nekro.gateway.api.files import link_to
 from nekro.gateway.streams.hub import EventHub
 from nekro.gateway.streams.turns import turn_events
 from nekro.operations.actor import Identity
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import MessageKind
 from nekro_client.models import Event, EventType, TurnState
 from nekro_client.sse import LiveMessage, is_restart

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
 from typing import Any, Final
@@ -21,7 +22,6 @@ from nekro.gateway.web.responses import JsonAnswer
 from nekro.operations.actor import Identity, RefusedError, Scope
 from nekro.operations.posting import post_message, stored_content
 from nekro_agent.errors import NekroError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import IncomingMessage
 from nekro_agent.shared_clock import shared_time
 from nekro_client.models import NewPart

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import delete, select
 
-from nekro_agent.lazy_dataclass import dataclass
 from storage.repositories.base import Repository
 from storage.sql import insert
 from storage.tables import OPENAI_RESPONSES

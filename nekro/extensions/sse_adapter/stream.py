@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -29,7 +30,6 @@ from nekro.operations.actor import RefusedError
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import InvalidValueError, NekroError, StorageError
 from nekro_agent.layout import channel_of
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.ports import ChatInfo
 from storage.adapters import MESSAGE_EVENT, AdapterSend
 from storage.repositories.messages import Message

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import and_, delete, func, insert, literal, select, update
 
-from nekro_agent.lazy_dataclass import dataclass
 from storage import sql
 from storage.repositories.base import Repository, chosen_once, found, is_one_of
 from storage.repositories.events import ChatEvent, EventRepository

@@ -15,7 +15,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -31,7 +31,6 @@ from nekro.gateway.access.signed_texts import opened_ticket
 from nekro.operations.actor import LOCAL, Identity, RefusedError, Scope
 from nekro.operations.keys import key_text
 from nekro_agent.errors import SettingsError, UsageError
-from nekro_agent.lazy_dataclass import dataclass
 from storage.accounts.key_rights import KeyRights
 from storage.accounts.keys import Key
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Final
@@ -23,7 +24,6 @@ from broker_config.embedded import resolve_signing_key
 from broker_config.settings import Settings
 from nekro.operations.actor import RefusedError
 from nekro.wire.seals import CONSOLE, CONSOLE_CSRF, Seal
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.shared_clock import shared_time
 
 __all__ = [

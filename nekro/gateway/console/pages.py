@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -26,7 +27,6 @@ from nekro.gateway.dependencies import ServicesDep, identity_of
 from nekro.gateway.idempotency import NOT_ONCE
 from nekro.gateway.web.responses import accepts, has_etag
 from nekro.operations.actor import Actor, Identity, RefusedError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_client.models import ConsoleLogin, ConsoleSession
 
 __all__ = [

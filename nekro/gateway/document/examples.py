@@ -6,11 +6,10 @@ Those of extensions are beside their routes. Tests validate each example against
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from nekro.gateway.web.responses import EVENT_STREAM
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["BEGUN", "CHAT", "ENDED", "EXAMPLES", "JSON", "NO_EXAMPLES", "SPOKEN", "TURN", "Examples"]
 

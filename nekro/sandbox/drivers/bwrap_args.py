@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,6 @@ from typing import Final
 from broker_config.settings import SandboxSettings
 from nekro.sandbox.driver import SandboxSpec
 from nekro.sandbox.interpreter import PROGRAM_INSIDE, SITE_INSIDE, Interpreter
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "LAYERS_INSIDE",

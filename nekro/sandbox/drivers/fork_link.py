@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 from collections.abc import Coroutine, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,6 @@ from nekro.sandbox.streams import OutputPipe
 from nekro.sandbox.users import UserHold
 from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["ForkLink", "Kind", "LaunchedServer", "launch_server"]
 

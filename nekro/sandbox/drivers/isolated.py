@@ -19,6 +19,7 @@ import stat
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -27,7 +28,6 @@ from nekro.sandbox.limits import proc_files
 from nekro.sandbox.limits.cgroups import Cgroups, Group
 from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "MINIMUM_VERSION",

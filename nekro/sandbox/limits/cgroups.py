@@ -15,6 +15,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +37,6 @@ from nekro.sandbox.limits.cgroup_files import (
     write,
 )
 from nekro.sandbox.models import GONE_SECONDS, Limit
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["DELEGATE", "Cgroups", "Group", "find_cgroups"]
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "FormatError",

@@ -17,14 +17,13 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Final, TypeVar
 
 from nekro.sandbox.driver import Usage
 from nekro.sandbox.limits import proc_files
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "Holdings",

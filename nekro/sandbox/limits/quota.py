@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,6 @@ from broker_config.settings import SandboxSettings
 from nekro.sandbox.limits.processes import UnsettledError
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import safe_files
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["Quota"]
 

@@ -16,12 +16,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from broker_config.settings import SandboxSettings
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["CURRENT", "MANIFEST", "BaseLayer", "base_root", "named_packages", "python_directory", "read_base"]
 

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
@@ -25,7 +26,6 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from nekro_agent.downloads.addresses import AddressPolicy
 from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import DownloadError, DownloadRefusedError, PackageInstallError
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.tools.task_groups import in_thread
 from nekro_client.answer_limits import AnswerTooLargeError, EncodedAnswerError, limited
 

@@ -19,7 +19,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +35,6 @@ from nekro.sandbox.leftovers import ServiceId, own_id
 from nekro_agent.errors import PackageInstallError
 from nekro_agent.files import safe_files
 from nekro_agent.files.private_files import make_directory, write_private
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "Built",

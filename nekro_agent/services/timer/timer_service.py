@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from weakref import ReferenceType, ref
 
@@ -20,7 +21,6 @@ from nekro_agent.api import timer as timers
 from nekro_agent.api.timer import TimerTask
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.execution.greenlets import run_callable
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.plugin import NekroPlugin, plugin_in_use
 from nekro_agent.ports import CallbackTimer, TimerInfo
 

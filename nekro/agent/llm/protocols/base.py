@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from nekro.agent.llm.attempt import Gathered
 from nekro.agent.model import Part, PromptMessage, PromptRole, TextPart, join_parts
 from nekro.agent.multimodal import image_data
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "MAX_TOKENS",

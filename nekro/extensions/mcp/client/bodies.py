@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx2
@@ -13,7 +14,6 @@ from mcp_types import INTERNAL_ERROR
 
 from nekro.extensions.mcp.client.messages import messages_of, request_id_of
 from nekro_agent.durations import DEFER_SECONDS
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "AnswerStream",

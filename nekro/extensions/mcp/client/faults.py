@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from mcp.shared.exceptions import MCPError
@@ -16,7 +17,6 @@ from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NO
 from nekro.extensions.mcp.client.bodies import Fate
 from nekro.extensions.mcp.client.messages import messages_of, said_code
 from nekro.extensions.mcp.client.tools import line
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "Refusal",

@@ -10,6 +10,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx2
@@ -26,7 +27,6 @@ from nekro.extensions.mcp.declarations import OAuth, resolve
 from nekro_agent.downloads.addresses import AddressPolicy
 from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS
 from nekro_agent.errors import DownloadError
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["OriginTransport", "auth_of", "certificates", "http_client"]
 

@@ -10,10 +10,10 @@ import json
 import keyword
 import re
 from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from nekro.extensions.mcp.client.tools import line
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["CONTEXT", "Argument", "annotation", "arguments_of", "identifier", "shape", "signature_of"]
 

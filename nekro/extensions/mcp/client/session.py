@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -49,7 +50,6 @@ from nekro.extensions.mcp.client.bodies import Fate
 from nekro.extensions.mcp.client.faults import ServerFault, fault_of
 from nekro.extensions.mcp.client.messages import VALUE, ClientDispatcher
 from nekro.extensions.mcp.client.tools import HEADER_FAULT, Listing, line
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = ["Exchange", "McpSession"]
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from nekro.agent.text import neutralise
 from nekro.base.plain import known_fields
-from nekro_agent.lazy_dataclass import dataclass
 from nekro_agent.tools.visible_text import without_invisible
 
 __all__ = [

@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import re
 import secrets
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
@@ -18,7 +19,6 @@ from fastapi import Request
 
 from nekro.app.services import Services
 from nekro.operations.actor import Actor, Identity, RefusedError, Scope
-from nekro_agent.lazy_dataclass import dataclass
 
 __all__ = [
     "Caller",
