@@ -26,6 +26,7 @@ def left_in_lane(fleet: Fleet, client: Any, lane: str) -> dict[str, Any]:
     """Queued messages of a lane and those its workers hold; empty when there are none."""
     found = {
         "waiting": client.lrange(key(fleet, lane), 0, -1),
+        "waiting for their turn": client.keys(key(fleet, f"{lane}:fair*")),
         "held": client.hgetall(key(fleet, f"unacked.{lane}")),
         "leases": client.zrange(key(fleet, f"unacked.{lane}_index"), 0, -1, withscores=True),
     }

@@ -17,6 +17,8 @@ from fleet_probes import key as key
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet, Worker, call_in
 
+from broker_config.keys import Keys
+from broker_config.urls import is_redis
 from nekro.app import use_cases
 from nekro.app.calls.dispatch import CallScope
 from nekro.app.services import Services
@@ -63,10 +65,14 @@ def _is_of_tests(task: asyncio.Task[Any]) -> bool:
 def publish_methods(fleet: Fleet) -> None:
     """Start a worker and stop it again, for tests that send calls while no worker runs.
 
-    Callers learn the methods from what the last workers have published.
+    Callers learn the methods from what the last workers have published. All messages then lie in the queue's
+    own list, as if the worker had stopped long ago.
     """
     (worker,) = fleet.start("methods")
     assert worker.stop() == 0
+    if is_redis(fleet.settings.broker.url or ""):
+        with client_of(fleet) as client:
+            client.hdel(Keys(prefix=fleet.settings.broker.key_prefix).seen("methods"), "fair")
 
 
 async def call(
