@@ -210,8 +210,7 @@ class Sweeper:
         return seconds
 
     async def _sweep_forever(self) -> None:
-        # The first sweep compiles dozens of statements on the loop that runs the first calls.
-        await asyncio.sleep(FRESH_SECONDS)
+        await asyncio.sleep(FRESH_SECONDS)  # the first calls go first
         while True:
             # Without the lease it checks twice as often, because the holder may be dead.
             pause_seconds = self._period_seconds / 2
@@ -234,6 +233,8 @@ class Sweeper:
     async def _sweep_all(self) -> float:
         pauses = [self._period_seconds]
         for sweep in self._sweeps:
+            # The first pass compiles the statements of all sweeps, on the loop that runs calls: not at once.
+            await asyncio.sleep(POLL_SECONDS)
             with log_errors("sweep_failed", sweep=sweep.__qualname__):  # the other sweeps must still run
                 seconds = await sweep()
                 self._reached_at = elapsed_seconds()
