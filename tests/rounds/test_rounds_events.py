@@ -292,6 +292,8 @@ async def test_events_are_written_once_wherever_a_stop_interrupts_their_transact
 ) -> None:
     # psycopg yields to a busy loop even where it need not wait for the server.
     monkeypatch.setattr(psycopg.waiting, "MAX_BUSY_TIME", 0)
+    # A commit on the loop cannot be interrupted; every 16th one on SQLite runs on a thread.
+    monkeypatch.setattr("storage.driver.sqlite._COMMITS_HERE", 0)
     bench = await open_bench(database)
     llm = LLMAnswer(
         text="", model="m", prompt_tokens=1, answer_tokens=1, finish_reason="stop", tries=1, cost=0.0
