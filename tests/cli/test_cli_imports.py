@@ -42,7 +42,7 @@ HEAVY = (
 #: clients, the agent, sandboxes, the gateway.
 NOT_OF_A_WORKER = (
     "sqlalchemy.dialects.postgresql", "psycopg", "alembic", "httpcore", "httpx", "h2", "openai", "jinja2",
-    "mcp", "psutil", "fastapi", "uvicorn", "nekro_agent.testing", "nekro.agent.answers", "nekro.agent.prompt",
+    "mcp", "fastapi", "uvicorn", "nekro_agent.testing", "nekro.agent.answers", "nekro.agent.prompt",
     "nekro.agent.llm.clients", "nekro.sandbox.manager", "nekro.gateway", "workers.rounds",
 )  # fmt: skip
 #: Writes the names of all modules as soon as the worker has loaded what it keeps, and stops the worker.
