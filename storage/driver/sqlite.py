@@ -110,6 +110,8 @@ class SqliteConnection:
             raise translated(exc) from exc
 
     async def begin(self) -> None:
+        if self._most_here:
+            await asyncio.sleep(0)  # transactions that wait for nothing must not keep the loop from others
         self._begins = self._is_short = True
 
     async def commit(self) -> None:

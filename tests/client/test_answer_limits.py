@@ -38,7 +38,7 @@ WITHOUT = {
 #: Modules that use a library for HTTP which decodes nothing, in bounded pieces.
 OTHERS = {
     "nekro/cli/commands/flower.py", "nekro/cli/services/presence.py", "nekro/gateway/outgoing.py",
-    "nekro_agent/downloads/http.py", "nekro_agent/downloads/socket.py", "nekro_agent/downloads/addresses.py",
+    "nekro_agent/downloads/http.py", "nekro_agent/downloads/socket.py",
 }  # fmt: skip
 LIBRARIES = {"aiohttp", "http.client", "httpcore", "requests", "urllib.request", "urllib3"}
 #: 50 KB that become 50 MB, and a few KB that become 4 GB in two layers.

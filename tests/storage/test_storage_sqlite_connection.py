@@ -112,7 +112,15 @@ async def test_commits_on_the_loop_leave_checkpoints_to_the_thread(tmp_path: Pat
     await connection.execute("CREATE TABLE words (id INTEGER PRIMARY KEY, word TEXT)")
     threads.clear()
     text, log = "x" * 40_000, tmp_path / "test.db-wal"
-    longest = 0
+    longest, others = 0, 0
+
+    async def work() -> None:
+        nonlocal others
+        while True:
+            others += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(work())
     for number in range(1, 801):
         await connection.begin()
         await connection.execute("INSERT INTO words (word) VALUES (?)", (text,), is_short=True)
@@ -120,6 +128,8 @@ async def test_commits_on_the_loop_leave_checkpoints_to_the_thread(tmp_path: Pat
         assert len(threads) == number // 16
         longest = max(longest, log.stat().st_size)
     assert longest < 2 * 1000 * 4096 < 800 * len(text)
+    assert others > 800
+    beside.cancel()
     # A statement that is its own transaction makes checkpoints again, and so does a transaction with one that
     # is not short.
     for begins in (False, True):
