@@ -25,7 +25,7 @@ FAST_ONLY := not postgres and not sandbox and not supply_chain and not sdk_typin
 	and not missing_connection and not sigkill and not longer_than_the_reply and not fit_the_port
 
 .DEFAULT_GOAL := help
-.PHONY: help install bubblewrap libmagic agent-peers mcp-servers openai-clients helm trace-viewer demo test test-extended test-all test-pythons test-user test-fast test-slow chaos faults mcp-conformance axe console-pictures lint format types bench ray bench-gateway goals scale eval bench-sandbox bench-start-up turns profile fuzz docs constraints wheel sbom sbom-image compose-test clean
+.PHONY: help install bubblewrap libmagic agent-peers mcp-servers openai-clients helm trace-viewer demo test test-extended test-all test-pythons test-user test-fast test-slow chaos faults mcp-conformance axe console-pictures lint format types bench bench-gateway goals scale eval bench-sandbox bench-start-up turns profile fuzz docs constraints wheel sbom sbom-image compose-test clean
 
 help: ## List the tasks.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -143,17 +143,14 @@ format: install ## Format all files with ruff.
 types: install ## Check types.
 	$(BIN)/mypy
 
-ray: install ## Install Ray (200 MB), which is compared with in `make bench` and `make goals`.
-	@$(BIN)/python -c 'import ray' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check 'ray>=2.50'
-
-bench: ray ## Measure one call's round trip and calls per second in comparison with other systems.
+bench: install ## Measure one call's round trip and calls per second in comparison with other systems.
 	$(BIN)/python -m benchmarks.rpc $(BENCH_ARGS)
 	$(if $(BENCH_ARGS),,$(BIN)/python -m benchmarks.goals)
 
 bench-gateway: install ## Measure a gateway beside a bare FastAPI and Redis echo, as ratios (GATEWAY_ARGS).
 	$(BIN)/python -m benchmarks.gateway $(GATEWAY_ARGS)
 
-goals: ray ## Measure the costs of a call until each goal is decided; fails when one is missed (GOALS_ARGS).
+goals: install ## Measure the costs of a call until each goal is decided; fails when one is missed (GOALS_ARGS).
 	$(BIN)/python -m benchmarks.goals $(GOALS_ARGS)
 
 scale: install ## Measure how calls scale here, and simulate larger fleets (SCALE_ARGS='--write docs/scaling.md').

@@ -83,5 +83,5 @@ CONTENDER = Contender(
         "RAY_DISABLE_IMPORT_WARNING": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     },
-    install="make ray",
+    install="pip install ray",
 )

@@ -68,8 +68,8 @@ def fleet(
         agent={"lease_seconds": LEASE_SECONDS},
         # A limit that no test reaches: only work that a budget limits is counted before it has ended.
         budgets={"day": "rounds=1000"},
-        # No sandbox is kept waiting, so that every process below a worker belongs to its run.
-        sandbox={"warm_seconds": 0},
+        # No sandbox waits and none is forked, so that every process below a worker belongs to its run.
+        sandbox={"warm_seconds": 0, "fork_server": False},
         workers={"drain_seconds": 1},
     )
     fleet.start("methods", "rounds", "rounds")
