@@ -157,7 +157,7 @@ async def test_a_closed_link_waits_for_no_answer_of_the_server(
         await link.close()
         for _ in range(10):  # iterations of the loop
             await asyncio.sleep(0)
-        assert open_sockets() == before
+        assert open_sockets() <= before  # those of other tests may be collected meanwhile
     finally:
         server.process.send_signal(signal.SIGCONT)
 

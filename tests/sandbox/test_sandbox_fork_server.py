@@ -121,13 +121,16 @@ for pid in (1, os.getppid(), {template_of(forks)}):
     attempt(f"memory of {{pid}}", lambda: open(f"/proc/{{pid}}/mem", "rb").read(1))
     attempt(f"maps of {{pid}}", lambda: open(f"/proc/{{pid}}/maps", "rb").read(1))
     attempt(f"root of {{pid}}", lambda: os.listdir(f"/proc/{{pid}}/root"))
-    attempt(f"descriptors of {{pid}}", lambda: os.listdir(f"/proc/{{pid}}/fd"))
+    # Their numbers may be listed by the same user.
+    attempt(f"descriptors of {{pid}}", lambda: os.readlink(f"/proc/{{pid}}/fd/1"))
+    attempt(f"output of {{pid}}", lambda: open(f"/proc/{{pid}}/fd/1", "wb"))
     attempt(f"trace {{pid}}", lambda: syscall(101, 16, pid, 0, 0))
     attempt(f"descriptor {{pid}}", lambda: syscall(434, pid, 0))
 attempt("parent", os.getppid)
 attempt("stop the template", lambda: os.kill({template_of(forks)}, 19))
 attempt("abstract sockets", lambda: open("/proc/net/unix").read().count("\\n"))
-attempt("areas", lambda: os.listdir("/opt/sandbox/areas"))
+areas = "/opt/sandbox/areas"
+attempt("areas", lambda: [os.listdir(f"{{areas}}/{{name}}") for name in os.listdir(areas)])
 attempt("group of processes", lambda: (os.getpgid(0) == os.getpid(), os.getsid(0) == os.getpid()))
 attempt("control groups", lambda: [l for l in open("/proc/self/cgroup") if "nekro" in l])
 attempt("descriptors", lambda: sorted(int(fd) for fd in os.listdir("/proc/self/fd"))[:-1])
@@ -140,7 +143,7 @@ attempt("mounts", lambda: [l for l in open("/proc/self/mountinfo") if "areas" in
         "processes": "[1, 2]",
         "parent": "0",
         "abstract sockets": "1",  # the header
-        "areas": "[]",
+        "areas": "[]" if os.geteuid() == 0 else "[[], []]",
         "group of processes": "(True, True)",
         "control groups": "[]",
         "descriptors": "[0, 1, 2, 3]",
