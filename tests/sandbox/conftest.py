@@ -19,14 +19,22 @@ from nekro_agent.errors import SandboxUnavailableError
 
 
 @pytest.fixture(scope="session")
-def bwrap_driver() -> BwrapDriver:
-    """The default driver with default settings; shared by all tests, as it has no state."""
+def found_by_driver() -> dict[str, object]:
+    """What the default driver finds on this host."""
     driver = BwrapDriver(SandboxSettings())
     try:
-        _ = driver.tools, driver.interpreter
+        return {"tools": driver.tools, "interpreter": driver.interpreter}
     except SandboxUnavailableError as exc:
         pytest.skip(str(exc))
-    return driver
+
+
+@pytest.fixture
+async def bwrap_driver(found_by_driver: dict[str, object]) -> AsyncIterator[BwrapDriver]:
+    """The default driver with default settings; its fork server ends with the test."""
+    driver = BwrapDriver(SandboxSettings())
+    driver.__dict__.update(found_by_driver)
+    yield driver
+    await driver.close()
 
 
 @pytest.fixture
@@ -37,7 +45,7 @@ async def box(bwrap_driver: BwrapDriver, tmp_path: Path) -> AsyncIterator[Lab]:
 
 
 @pytest.fixture(scope="session")
-def other_user(bwrap_driver: BwrapDriver) -> None:
+def other_user(found_by_driver: dict[str, object]) -> None:
     """Needs root, to change the user, and a system Python that contains our packages."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root and setpriv to run as another user")

@@ -55,7 +55,7 @@ def outside() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(scope="module", params=["own", "other"], ids=["own_user", "ordinary_user"])
-def mode(request: pytest.FixtureRequest, bwrap_driver: BwrapDriver) -> str:
+def mode(request: pytest.FixtureRequest, found_by_driver: dict[str, object]) -> str:
     """Whether the service runs as this process's user or, from root, as an ordinary one."""
     return str(request.param)
 

@@ -13,7 +13,6 @@ from sandbox_attempts import Attempts, assert_refused
 from sandbox_lab import EPILOGUE, PREAMBLE, Lab, answer, as_other_user, lab
 from waiting import WAIT_SECONDS
 
-from nekro.sandbox.drivers.bwrap import BwrapDriver
 from nekro.sandbox.leftovers import end_orphans, own_id, sweep_homes
 from nekro.sandbox.models import Limit, StopType
 
@@ -21,7 +20,7 @@ SMALL = {"shared_bytes": 4 << 20, "max_file_bytes": 1 << 20, "shared_files": 500
 
 
 @pytest.fixture(scope="module", params=["own", "other"], ids=["own_user", "ordinary_user"])
-def mode(request: pytest.FixtureRequest, bwrap_driver: BwrapDriver) -> str:
+def mode(request: pytest.FixtureRequest, found_by_driver: dict[str, object]) -> str:
     """As root with control groups where available; as an ordinary user by polling alone."""
     if request.param == "other":
         request.getfixturevalue("other_user")

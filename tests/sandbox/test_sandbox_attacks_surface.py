@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("x86_64")
 
 
 @pytest.fixture(scope="module", params=["own", "other"], ids=["own_user", "ordinary_user"])
-def tried(request: pytest.FixtureRequest, bwrap_driver: BwrapDriver) -> Attempts:
+def tried(request: pytest.FixtureRequest, found_by_driver: dict[str, object]) -> Attempts:
     """Every attempt, as the code of a service of this process's user and, from root, of an ordinary one."""
     code = {"code": PREAMBLE + SURFACE + EPILOGUE}
     if request.param == "other":

@@ -23,7 +23,6 @@ from waiting import WAIT_SECONDS
 
 from broker_config.settings import SandboxSettings
 from nekro.sandbox.driver import Enforcement, Enforcer
-from nekro.sandbox.drivers.bwrap import BwrapDriver
 from nekro.sandbox.drivers.container import _kept_by_engine
 from nekro.sandbox.drivers.selection import describe
 from nekro.sandbox.limits.cgroups import find_cgroups
@@ -36,7 +35,7 @@ MEMORY_BYTES = 96 << 20
 
 
 @pytest.fixture(scope="session")
-def grouped(bwrap_driver: BwrapDriver) -> None:
+def grouped(found_by_driver: dict[str, object]) -> None:
     """Needs control groups."""
     groups, check = find_cgroups(SandboxSettings())
     if groups is None:
