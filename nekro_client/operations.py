@@ -261,7 +261,7 @@ def tls_of(base: str, auth: httpx.Auth | None) -> ssl.SSLContext | bool:
     """Return how ``httpx`` verifies servers; True: by the authorities that it knows.
 
     Reading these takes 20 ms of a command. Without TLS, and without a proxy of the environment, a client
-    needs none: then the context trusts nobody.
+    needs none: then the context has no authority, and accepts no certificate.
     """
     if auth is None or not base.startswith("http:"):
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["SYSTEM", "TOOLS", "measure", "report"]
 
-#: What a peer without a prompt of its own tells the model.
+#: What a peer without a prompt of its own says to the model.
 SYSTEM = (
     "You answer people. You may write one Python block. It runs, and you see what it prints. It may call"
     " measure(number: int, text: str) -> dict, which counts one further, and"

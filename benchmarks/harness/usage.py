@@ -43,7 +43,7 @@ def _trees(pids: Iterable[int]) -> set[int]:
 
 
 def _kilobytes(pid: int, file: str, name: str) -> int:
-    """Return a size that the kernel tells; 0 of a process that has ended or belongs to another user."""
+    """Return a size that the kernel reports; 0 for a process that has ended or belongs to another user."""
     try:
         lines = Path(f"/proc/{pid}/{file}").read_text("utf-8", "replace").split("\n")
     except OSError:

@@ -558,5 +558,5 @@ async def test_authorities_are_read_for_connections_that_may_need_them(
         else:
             connect(url, key)
     context = tls_of(url, None if reads else httpx.Auth())
-    if isinstance(context, ssl.SSLContext):  # it trusts nobody
+    if isinstance(context, ssl.SSLContext):  # it has no authority
         assert (context.verify_mode, context.get_ca_certs()) == (ssl.CERT_REQUIRED, [])

@@ -56,8 +56,10 @@ ENDS_OTHERWISE: Final = {
     ("nekro/sandbox/drivers/isolated.py", "_ask"): "it prints its version",
     ("nekro/sandbox/drivers/container.py", "_ask"): "it answers and ends",
     ("nekro/sandbox/drivers/container.py", "_start"): "the container watches the socket of its parent",
-    ("nekro/sandbox/drivers/process.py", "launch"): "bubblewrap and the runner ask the kernel for a signal",
-    ("nekro/sandbox/drivers/fork_link.py", "launch_server"): "bubblewrap asks the kernel for a signal",
+    (
+        "nekro/sandbox/drivers/process.py",
+        "start_printing",
+    ): "bubblewrap and the runner ask the kernel for a signal",
     ("nekro/sandbox/interpreter.py", "_ask"): "it answers one question",
     (
         "nekro/sandbox/programs.py",

@@ -18,7 +18,7 @@ from loguru import logger
 
 from nekro.sandbox.drivers.forked import ForkedProcess
 from nekro.sandbox.drivers.isolated import Launched
-from nekro.sandbox.leftovers import launch_mark
+from nekro.sandbox.drivers.process import start_printing
 from nekro.sandbox.limits.guards import GUARD_SECONDS
 from nekro.sandbox.streams import OutputPipe
 from nekro.sandbox.users import UserHold
@@ -60,21 +60,7 @@ class LaunchedServer(Launched):
 async def launch_server(
     command: Sequence[str], fds: Sequence[int], *, control: socket.socket
 ) -> LaunchedServer:
-    mark = launch_mark()
-    output_fd, printed_fd = os.pipe()
-    try:
-        output = await OutputPipe.open(output_fd)
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=printed_fd,
-            stderr=asyncio.subprocess.STDOUT,
-            pass_fds=[control.fileno(), *fds],
-            env=mark,
-            cwd="/",
-        )
-    finally:
-        os.close(printed_fd)
+    process, output, mark = await start_printing(command, [control.fileno(), *fds])
     control.close()
     return LaunchedServer(process=process, mark=mark, output=output)
 
@@ -92,7 +78,7 @@ class ForkLink:
     #: Descriptor of the template; -1 while there is none.
     template: int = -1
     ready: asyncio.Event = field(default_factory=asyncio.Event)
-    #: Requests without an answer; those that nobody waits for any more too.
+    #: Requests without an answer, also those whose callers have stopped waiting.
     waiting: dict[int, asyncio.Future[tuple[int, int]]] = field(default_factory=dict)
     running: dict[int, ForkedProcess] = field(default_factory=dict)
     is_lost: bool = False

@@ -28,7 +28,7 @@ from nekro.sandbox.streams import PROTOCOL, FrameKind, FrameReader, OutputPipe
 from nekro_agent.durations import CLOSE_STEP_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import SandboxProtocolError, SandboxUnavailableError
 
-__all__ = ["LaunchedRunner", "ProcessSandbox", "StartedProcess", "expect_hello", "launch"]
+__all__ = ["LaunchedRunner", "ProcessSandbox", "StartedProcess", "expect_hello", "launch", "start_printing"]
 
 _HELLO_BYTES: Final = 1 << 10
 
@@ -66,6 +66,16 @@ async def launch(
     # The guest needs a blocking socket. Kombu sets a default timeout for all new sockets of the process
     # while it closes a connection, and a socket with a timeout is non-blocking in the guest.
     channel.setblocking(True)
+    process, output, mark = await start_printing(command, [channel.fileno(), *fds])
+    channel.close()
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    return LaunchedRunner(process=process, reader=reader, writer=writer, output=output, mark=mark)
+
+
+async def start_printing(
+    command: Sequence[str], fds: Sequence[int]
+) -> tuple[asyncio.subprocess.Process, OutputPipe, dict[str, str]]:
+    """Start a process that inherits ``fds``; returns it, what it prints, and the mark of this launch."""
     mark = launch_mark()
     # An OutputPipe, because the event loop's own pipe does not report whether it is empty.
     output_fd, printed_fd = os.pipe()
@@ -78,16 +88,14 @@ async def launch(
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=printed_fd,
                 stderr=asyncio.subprocess.STDOUT,
-                pass_fds=[channel.fileno(), *fds],
+                pass_fds=fds,
                 env=mark,
                 cwd="/",
             )
         finally:
             os.close(printed_fd)
         on_failure.pop_all()
-    channel.close()
-    reader, writer = await asyncio.open_unix_connection(sock=ours)
-    return LaunchedRunner(process=process, reader=reader, writer=writer, output=output, mark=mark)
+    return process, output, mark
 
 
 async def expect_hello(reader: asyncio.StreamReader) -> None:
