@@ -58,6 +58,7 @@ PACKAGES = (*ORDER, "plugin_pkgs")
 #: What each part (subpackage) of a package may import of the other parts; "*" stands for the modules
 #: directly in the package's folder, which may import every part.
 PARTS = {
+    "nekro_client": {"models": ("*",)},
     "nekro/broker": {
         "tracing": (),
         "redis": (),

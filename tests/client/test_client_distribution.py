@@ -6,12 +6,15 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from importlib.metadata import distribution
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 from scripted_server import json_answer, scripted
+
+from nekro_client import models
 
 ROOT = Path(__file__).parent.parent.parent
 USE = """
@@ -83,6 +86,30 @@ def test_models_load_no_httpx() -> None:
     )
     done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, check=True)
     assert done.stdout == b"False\n"
+
+
+def test_models_of_other_topics_are_not_imported() -> None:
+    source = (
+        "import sys\n"
+        "from nekro_client.models import CallBody\n"
+        "names = ('base', 'calls', 'keys')\n"
+        "print([name for name in names if f'nekro_client.models.{name}' in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, check=True)
+    assert done.stdout == b"['base', 'calls']\n"
+
+
+def test_each_model_is_found_when_it_is_used() -> None:
+    folder = ROOT / "nekro_client" / "models"
+    public = {
+        name
+        for path in folder.glob("[!_]*.py")
+        for name in import_module(f"nekro_client.models.{path.stem}").__all__
+    }
+    assert public | {"EventType"} == set(models.__all__)
+    assert all(getattr(models, name) is not None for name in models.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Calls'"):
+        _ = models.Calls
 
 
 def test_public_names_are_found_when_they_are_used() -> None:

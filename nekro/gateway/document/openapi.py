@@ -11,6 +11,7 @@ import inspect
 import json
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from functools import partial, reduce
@@ -128,16 +129,20 @@ def examples_of(app: FastAPI) -> Examples:
 def _describe_fields(schemas: dict[str, Any]) -> None:
     """Take the descriptions of fields from the comments above them."""
     texts: dict[tuple[str, str], str] = {}
-    for source in re.split(r"^class ", inspect.getsource(models), flags=re.MULTILINE)[1:]:
+    owners = {name: getattr(models, name.partition("_")[0], object).__mro__ for name in schemas}
+    modules = {owner.__module__ for own in owners.values() for owner in own}
+    ours = [name for name in modules if name.startswith(f"{models.__name__}.")]
+    sources = "\n".join(inspect.getsource(sys.modules[name]) for name in ours)
+    for source in re.split(r"^class ", sources, flags=re.MULTILINE)[1:]:
         owner = re.split(r"\W", source, maxsplit=1)[0]
         for comment, field in _FIELD.findall(source):
             text = " ".join(line.strip().removeprefix("#:").strip() for line in comment.strip().split("\n"))
             texts[owner, field.rstrip("_")] = text.replace("``", "`")
     for name, schema in schemas.items():
         for field, described in schema.get("properties", {}).items():
-            for owner in getattr(models, name.partition("_")[0], object).__mro__:
-                if (owner.__name__, field) in texts:
-                    described.setdefault("description", texts[owner.__name__, field])
+            for one in owners[name]:
+                if (one.__name__, field) in texts:
+                    described.setdefault("description", texts[one.__name__, field])
 
 
 def _add_examples(operation: dict[str, Any], examples: Examples) -> None:
