@@ -142,8 +142,12 @@ def rounds_waiting(app: Celery) -> int:
 
 
 def _bind_again(queue: Queue, channel: Any) -> None:
-    # Virtual transports cache their bindings and would not send the same binding again.
-    state = getattr(channel, "state", None)
-    if state is not None:
-        state.binding_delete(queue.name, queue.exchange.name, queue.routing_key)
-    queue(channel).declare()
+    bound, state = queue(channel), getattr(channel, "state", None)
+    if state is None:
+        bound.declare()
+        return
+    # Virtual transports cache their bindings and would not send the same binding again. Their exchanges are
+    # in memory, and their queues need no declaration, which would cost a round trip.
+    state.binding_delete(queue.name, queue.exchange.name, queue.routing_key)
+    bound.exchange.declare()
+    bound.queue_bind()
