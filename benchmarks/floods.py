@@ -103,7 +103,8 @@ async def _rounds(options: argparse.Namespace, directory: Path) -> dict[str, lis
             "NEKRO_LLM__STREAM": "false",
             "NEKRO_WORKERS__ROUNDS_CONCURRENCY": str(options.slots),
         }
-        async with _system(directory, {}, "rounds", wait_for=None) as services:
+        worker = _Worker({}, "rounds", directory)
+        async with _system(worker, wait_for=None) as services:
             await _add_key(services)
 
             async def post(chat_key: str, text: str, key_id: str | None = None) -> None:
@@ -120,11 +121,14 @@ async def _rounds(options: argparse.Namespace, directory: Path) -> dict[str, lis
                 return await asyncio.wait_for(model.answered[name], _WAIT_SECONDS) - began
 
             async def flood() -> None:
+                worker.stop()  # so that all of them wait
                 for number in range(options.flood):
                     if options.owner == "key":
                         await post(f"flood{number}", f"flood-{number}", _KEY)
                     else:
                         await post("flood", f"flood-{number}")
+                worker.start()
+                await probe(1 + 2 * options.probes)  # warms up
 
             found = await _beside(options, probe, flood)
             asked = [name for name in model.asked if name.startswith("flood")]
@@ -149,28 +153,32 @@ async def _calls(options: argparse.Namespace, directory: Path) -> dict[str, list
     limits = {"broker": {"max_queued": 2 * options.flood}}
     if options.owner == "plugin":
         limits["broker"]["calls_per_chat"] = options.flood
-    async with _system(directory, limits, "methods", wait_for="bench.wait.wait") as services:
+    async with _system(_Worker(limits, "methods", directory), wait_for="bench.wait.wait") as services:
         waiting = await served(services, "bench.wait.wait")
         other = await served(services, "bench.pause.pause")
         arguments = encode_arguments((options.seconds,), {})
 
-        async def call(chat_key: str) -> None:
-            scope = CallScope(chat=await services.chat(chat_key), user_id=None)
+        async def scope_of(chat_key: str) -> CallScope:
+            return CallScope(chat=await services.chat(chat_key), user_id=None)
+
+        async def call(scope: CallScope) -> None:
             await call_served(services, waiting, arguments, scope, seconds=_WAIT_SECONDS)
+
+        own = await scope_of("probe")
 
         async def probe(number: int) -> float:
             del number
-            scope = CallScope(chat=await services.chat("probe"), user_id=None)
             began = time.perf_counter()
-            await call_served(services, other, arguments, scope, seconds=_WAIT_SECONDS)
+            await call_served(services, other, arguments, own, seconds=_WAIT_SECONDS)
             return time.perf_counter() - began
 
         tasks: list[asyncio.Task[None]] = []
 
         async def flood() -> None:
-            chats = [f"flood{number}" for number in range(100)] if options.owner == "plugin" else ["flood"]
+            keys = [f"flood{number}" for number in range(100)] if options.owner == "plugin" else ["flood"]
+            scopes = [await scope_of(key) for key in keys]
             tasks.extend(
-                asyncio.create_task(call(chats[number % len(chats)])) for number in range(options.flood)
+                asyncio.create_task(call(scopes[number % len(scopes)])) for number in range(options.flood)
             )
             await asyncio.sleep(2 * options.seconds)
 
@@ -194,18 +202,37 @@ async def _beside(
     return {"alone": alone, "beside": [await probe(1 + count + number) for number in range(count)]}
 
 
+class _Worker:
+    """A worker that can be started again."""
+
+    def __init__(self, limits: dict[str, dict[str, int]], lane: str, directory: Path) -> None:
+        self.limits = limits
+        self._command = [*limited_command(limits), "worker", "--lane", lane]
+        self._log = directory / "worker.log"
+        self._child: Child | None = None
+
+    def start(self) -> None:
+        self._child = Child(self._command, log=self._log)
+
+    def stop(self) -> None:
+        if self._child is not None:
+            self._child.stop()
+            self._child = None
+
+    def last_words(self) -> str:
+        return self._child.last_words() if self._child is not None else ""
+
+
 @contextlib.asynccontextmanager
-async def _system(
-    directory: Path, limits: dict[str, dict[str, int]], lane: str, *, wait_for: str | None
-) -> AsyncIterator[Services]:
+async def _system(worker: _Worker, *, wait_for: str | None) -> AsyncIterator[Services]:
     from broker_config.settings import Settings
     from nekro.app.services import Services
     from storage.migrate import upgrade
 
-    limit(limits)
+    limit(worker.limits)
     settings = Settings.load(env_file=None)
     await upgrade(settings.database, settings.data_dir)
-    worker = Child([*limited_command(limits), "worker", "--lane", lane], log=directory / "worker.log")
+    worker.start()
     services = Services.load(settings, role="cli")
     try:
         await services.start()

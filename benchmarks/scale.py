@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness.machine import Machine, describe_machine
 from benchmarks.harness.processes import interrupted_by_sigterm
 from benchmarks.harness.redis_server import redis_server
 from benchmarks.scaling.measure import Costs, Figures, Plan, Throughput, Waiting, measure
 from benchmarks.scaling.page import Taken, as_markdown, write_between_marks
+from benchmarks.scaling.streams import StreamCosts
+from benchmarks.scaling.turns import Spent, Turns
 
 __all__ = ["main"]
 
@@ -24,7 +27,7 @@ _EPILOG = """\
 examples:
   make scale                                       measure, simulate, print
   make scale SCALE_ARGS='--write docs/scaling.md'  and write the result into the page
-  python -m benchmarks.scale --quick               a minute, to check that all of it works
+  python -m benchmarks.scale --quick               half a minute, to check that all of it works
   python -m benchmarks.scale --json scale.json     save the measurements
   python -m benchmarks.scale --from scale.json     simulate again from saved measurements
 
@@ -90,11 +93,24 @@ def _kept(source: Path) -> Taken:
             throughput=tuple(Throughput(**one) for one in figures["throughput"]),
             waiting=tuple(Waiting(**one) for one in figures["waiting"]),
             costs=Costs(**figures["costs"]),
+            turns=_kept_turns(figures["turns"]),
+            streams=StreamCosts(**figures["streams"]),
         ),
         machine=Machine(**kept["machine"]),
         command=kept["command"],
         date=kept["date"],
     )
+
+
+def _kept_turns(kept: dict[str, Any] | None) -> Turns | None:
+    if kept is None:
+        return None
+    spent = {
+        "fit": tuple(Spent(**one) for one in kept["fit"]),
+        "check": None if kept["check"] is None else Spent(**kept["check"]),
+        "idle": Spent(**kept["idle"]),
+    }
+    return Turns(**{**kept, **spent})
 
 
 if __name__ == "__main__":

@@ -20,13 +20,19 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+import redis
 
 from benchmarks.harness.figures import percentile
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.processes import Child, cpu_seconds, interrupted_by_sigterm, local_headers, peak_bytes
 from benchmarks.harness.redis_server import redis_server
+from benchmarks.harness.usage import tree_rss_bytes
 from broker_config.settings import Settings
+
+if TYPE_CHECKING:
+    from nekro.broker.announcements import Announcer
 
 __all__ = ["main", "parse"]
 
@@ -34,6 +40,10 @@ _NUMBER: Final = re.compile(rb"^id: (\d+)(?:\.[0-9a-f]+)?\r?$", re.MULTILINE)
 _OPEN_SECONDS: Final = 300
 #: As ``Retry-After`` of such an answer says.
 _RETRY_SECONDS: Final = 1.0
+_IDLE_SECONDS: Final = 5.0
+#: Announcements of events in a chat that no reader of the gateway follows.
+_ANNOUNCEMENTS: Final = 3000
+_SETTLE_SECONDS: Final = 2.0
 
 
 @dataclass
@@ -80,6 +90,20 @@ class _Reader:
         return False
 
 
+class _Gateway:
+    """Counters of the gateway's process, and of Redis."""
+
+    def __init__(self, pid: int, redis_url: str) -> None:
+        self._pid, self._redis_url = pid, redis_url
+
+    def counters(self) -> tuple[float, float, float]:
+        """Return (seconds of CPU, seconds of Redis' CPU, resident bytes)."""
+        with redis.Redis.from_url(self._redis_url) as client:
+            info = client.info("cpu")
+        cpu = float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
+        return cpu_seconds(self._pid), cpu, float(tree_rss_bytes([self._pid]))
+
+
 async def measure(
     *, readers: int, chats: int, events: int, per_second: float, database_url: str | None
 ) -> dict[str, object]:
@@ -88,7 +112,10 @@ async def measure(
         directory = Path(name)
         settings = _settings(directory, server.url, database_url)
         async with _gateway(settings, directory) as (port, child):
-            found = await _read(settings, port, readers=readers, chats=chats, events=events, rate=per_second)
+            gateway = _Gateway(child.pid, server.url)
+            found = await _read(
+                settings, port, gateway, readers=readers, chats=chats, events=events, rate=per_second
+            )
             found["gateway_cpu_seconds"] = round(cpu_seconds(child.pid), 1)
             found["gateway_peak_mb"] = round((peak_bytes([child.pid]) or 0) / 1e6)
         found["machine"] = describe_machine(server.version)
@@ -135,7 +162,7 @@ async def _gateway(settings: Settings, directory: Path) -> AsyncIterator[tuple[i
 
 
 async def _read(
-    settings: Settings, port: int, *, readers: int, chats: int, events: int, rate: float
+    settings: Settings, port: int, gateway: _Gateway, *, readers: int, chats: int, events: int, rate: float
 ) -> dict[str, object]:
     from nekro.app.chats.events import record
     from nekro.app.services import CALLER, Services
@@ -151,12 +178,17 @@ async def _read(
     opened = asyncio.Semaphore(0)
     headers = "".join(f"{name}: {value}\r\n" for name, value in local_headers(settings.data_dir).items())
     all_readers = [_Reader(keys[number % chats], headers) for number in range(readers)]
-    begin = time.perf_counter()
+    before, begin = gateway.counters(), time.perf_counter()
     tasks = [asyncio.create_task(reader.run(port, sent, opened)) for reader in all_readers]
     async with asyncio.timeout(_OPEN_SECONDS):
         for _ in all_readers:
             await opened.acquire()
     open_seconds = time.perf_counter() - begin
+    opened_all = gateway.counters()
+    await asyncio.sleep(_IDLE_SECONDS)
+    idle = gateway.counters()
+    foreign = await _foreign(settings, gateway)
+    events_began = gateway.counters()
     data = {"text": "x" * 200}
     begin = time.perf_counter()
     for number in range(events):
@@ -169,6 +201,7 @@ async def _read(
         while not all(len(reader.numbers) == events for reader in all_readers):
             await asyncio.sleep(0.05)
     taken = time.perf_counter() - begin
+    after = gateway.counters()
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -182,8 +215,34 @@ async def _read(
         "open_seconds": round(open_seconds, 3),
         "refusals": sum(reader.refusals for reader in all_readers),
         "deliveries_per_second": round(len(seconds) / taken),
+        "gateway_cpu_us_per_opening": round((opened_all[0] - before[0]) / readers * 1e6),
+        "gateway_kib_per_stream": round((opened_all[2] - before[2]) / readers / 1024, 1),
+        "gateway_cpu_us_per_idle_stream_and_second": round(
+            (idle[0] - opened_all[0]) / _IDLE_SECONDS / readers * 1e6, 1
+        ),
+        "gateway_cpu_us_per_event": round((after[0] - events_began[0]) / (events * chats) * 1e6),
+        "gateway_cpu_us_per_foreign_announcement": round(foreign[0] * 1e6, 1),
+        "redis_cpu_us_per_foreign_announcement": round(foreign[1] * 1e6, 1),
         **{f"p{percent}_ms": round(percentile(seconds, percent) * 1e3, 2) for percent in (50, 95, 99)},
     }
+
+
+async def _foreign(settings: Settings, gateway: _Gateway) -> tuple[float, float]:
+    """Announce events of a chat without readers; returns the CPU of the gateway and of Redis for each."""
+    from nekro.broker.announcements import Announcer
+
+    announcer = Announcer(settings)
+    before = gateway.counters()
+    await asyncio.to_thread(_announce, announcer)
+    await asyncio.sleep(_SETTLE_SECONDS)  # until the gateway has read them
+    after = gateway.counters()
+    announcer.close()
+    return (after[0] - before[0]) / _ANNOUNCEMENTS, (after[1] - before[1]) / _ANNOUNCEMENTS
+
+
+def _announce(announcer: Announcer) -> None:
+    for number in range(_ANNOUNCEMENTS):
+        announcer.added("bench_unread", number, frozenset({"call.ended"}))
 
 
 def _serve(settings: Path, port: int) -> None:

@@ -17,11 +17,11 @@ from typing import Any, Final
 import httpx
 
 from benchmarks.harness.contender import ROOT, NotAvailableError
-from benchmarks.harness.postgres_server import postgres_server
+from benchmarks.harness.postgres_server import PostgresServer, postgres_server
 from benchmarks.harness.processes import Child, free_port, local_headers
 from benchmarks.harness.redis_server import redis_server
 
-__all__ = ["SYSTEMS", "Running", "System", "system_named"]
+__all__ = ["SYSTEMS", "Running", "System", "our_system", "system_named"]
 
 #: Of `scripts/install-agent-peers`.
 _PEERS: Final = Path(os.environ.get("AGENT_PEERS_DIR", ROOT / ".agent-peers"))
@@ -43,6 +43,9 @@ class Running:
     headers: dict[str, str]
     #: Path and body of the request that posts a text to a chat, and waits for the answer.
     request: Callable[[str, str], tuple[str, dict[str, Any]]]
+    #: Of our system; None for others and for SQLite.
+    database: PostgresServer | None = None
+    redis_url: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,19 +110,29 @@ class _Starter:
 
 
 @contextmanager
-def _ours(directory: Path, model_url: str, *, postgresql: bool) -> Iterator[Running]:
-    """A gateway, a methods worker and a rounds worker, with the defaults of all settings but addresses."""
+def our_system(
+    directory: Path,
+    model_url: str,
+    *,
+    postgresql: bool,
+    plugins: Path = _PLUGINS,
+    method: str = "bench.turn.report",
+) -> Iterator[Running]:
+    """A gateway, a methods worker and a rounds worker, with the defaults of all settings but addresses.
+
+    It answers as soon as its workers have published the ``method``.
+    """
     from broker_config.settings import Settings
     from storage.migrate import upgrade
 
     with ExitStack() as stack:
         redis = stack.enter_context(redis_server(directory))
         starter = _Starter(stack, directory)
-        others = {"redis": redis.pid}
+        others, database = {"redis": redis.pid}, None
         settings = {
             "NEKRO_BROKER__URL": redis.url,
             "NEKRO_DATA_DIR": str(directory / "data"),
-            "NEKRO_PLUGINS__DIRS": str(_PLUGINS),
+            "NEKRO_PLUGINS__DIRS": str(plugins),
             "NEKRO_LOG__LEVEL": "WARNING",
             "NEKRO_LLM__BASE_URL": model_url,
             "NEKRO_LLM__API_KEY": "none",
@@ -143,7 +156,7 @@ def _ours(directory: Path, model_url: str, *, postgresql: bool) -> Iterator[Runn
         starter.start("gateway", [nekro, "gateway", "--port", str(port)], **settings)
         url = f"http://127.0.0.1:{port}"
         headers = partial(local_headers, directory / "data")
-        starter.await_answer(f"{url}/api/v1/methods", headers, "bench.turn.report")
+        starter.await_answer(f"{url}/api/v1/methods", headers, method)
         yield Running(
             processes=starter.processes(others),
             url=url,
@@ -152,6 +165,8 @@ def _ours(directory: Path, model_url: str, *, postgresql: bool) -> Iterator[Runn
                 f"/api/v1/chats/{chat}/messages?wait={_TURN_SECONDS}",
                 {"text": text, "user_id": "ada"},
             ),
+            database=database,
+            redis_url=redis.url,
         )
 
 
@@ -249,13 +264,13 @@ SYSTEMS: Final = (
         name="nekro-postgresql",
         about="gateway, one methods and one rounds worker with all shipped plugins, Redis, PostgreSQL",
         lacks="",
-        start=partial(_ours, postgresql=True),
+        start=partial(our_system, postgresql=True),
     ),
     System(
         name="nekro-sqlite",
         about="the same with SQLite",
         lacks="",
-        start=partial(_ours, postgresql=False),
+        start=partial(our_system, postgresql=False),
     ),
     System(
         name="langgraph",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ import redis
 
 from benchmarks.harness.contender import ROOT
 from benchmarks.harness.limited import limited_command, limits_of
-from benchmarks.harness.processes import Child
+from benchmarks.harness.processes import Child, cpu_seconds
 from benchmarks.harness.redis_server import RedisServer
 from benchmarks.harness.served import call_served, served
 
@@ -29,7 +29,6 @@ __all__ = ["CHATS", "Caller", "Fleet", "Usage", "opened_caller", "running_fleet"
 CHATS = 200
 CALL_SECONDS = 120
 _START_SECONDS = 60
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +38,8 @@ class Usage:
     redis_commands: float
     redis_cpu_seconds: float
     redis_net_bytes: int
+    #: Of the Redis with the results; 0 when they are in the same one.
+    results_cpu_seconds: float
     worker_cpu_seconds: float
     caller_cpu_seconds: float
 
@@ -55,16 +56,20 @@ class Fleet:
     settings: Settings | None
     server: RedisServer
     workers: tuple[Child, ...]
+    #: Has the results; None when they are in the same one.
+    results: RedisServer | None = None
 
     def usage(self) -> Usage:
         """Return the cumulative usage."""
         info = self._info()
+        results = 0.0 if self.results is None else cpu_seconds(self.results.pid)
         own = resource.getrusage(resource.RUSAGE_SELF)
         return Usage(
             redis_commands=int(info["total_commands_processed"]),
             redis_cpu_seconds=float(info["used_cpu_user"]) + float(info["used_cpu_sys"]),
             redis_net_bytes=int(info["total_net_input_bytes"]) + int(info["total_net_output_bytes"]),
-            worker_cpu_seconds=sum(_cpu_seconds(worker.pid) for worker in self.workers),
+            results_cpu_seconds=results,
+            worker_cpu_seconds=sum(cpu_seconds(worker.pid) for worker in self.workers),
             caller_cpu_seconds=own.ru_utime + own.ru_stime,
         )
 
@@ -120,8 +125,15 @@ class Caller:
 
 
 @contextmanager
-def running_fleet(server: RedisServer, directory: Path, *, workers: int, concurrency: int) -> Iterator[Fleet]:
-    """Empty the Redis and start methods workers on it."""
+def running_fleet(
+    server: RedisServer,
+    directory: Path,
+    *,
+    workers: int,
+    concurrency: int,
+    results: RedisServer | None = None,
+) -> Iterator[Fleet]:
+    """Empty the Redis and start methods workers on it, with the results in a second one if it is given."""
     from broker_config.settings import Settings
     from nekro.cli.environment import environment_of
     from storage.migrate import upgrade
@@ -132,6 +144,7 @@ def running_fleet(server: RedisServer, directory: Path, *, workers: int, concurr
         env_file=None,
         data_dir=directory / "data",
         broker={"url": server.url, "max_queued": 1_000_000, "calls_per_chat": 1_000_000},
+        results={"url": None if results is None else results.url},
         plugins={"dirs": (Path(__file__).with_name("plugins"),)},
         security={"signing_key": "benchmark"},
         workers={"methods_concurrency": concurrency},
@@ -147,7 +160,7 @@ def running_fleet(server: RedisServer, directory: Path, *, workers: int, concurr
             )
             for number in range(workers)
         )
-        yield Fleet(settings=settings, server=server, workers=children)
+        yield Fleet(settings=settings, server=server, workers=children, results=results)
 
 
 @asynccontextmanager
@@ -167,11 +180,6 @@ async def opened_caller(fleet: Fleet) -> AsyncIterator[Caller]:
         yield caller
     finally:
         await services.close()
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields: Sequence[str] = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
 
 
 def _resident_bytes(pid: int) -> int:

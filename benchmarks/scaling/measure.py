@@ -9,9 +9,12 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.harness.contender import NotAvailableError
 from benchmarks.harness.figures import percentile
-from benchmarks.harness.redis_server import RedisServer
+from benchmarks.harness.redis_server import RedisServer, redis_server
 from benchmarks.scaling.fleet import Caller, Fleet, Usage, opened_caller, running_fleet
+from benchmarks.scaling.streams import StreamCosts, measure_streams
+from benchmarks.scaling.turns import CHECK, FIT, Turns, measure_turns
 from nekro.app import use_cases
 
 __all__ = ["Costs", "Figures", "Plan", "Throughput", "Waiting", "measure"]
@@ -28,12 +31,26 @@ class Plan:
     in_flight: int = 200
     idle_seconds: float = 10.0
     runs: int = 20
+    #: Of each mix, and the time that the system rests before.
+    turns: int = 40
+    rest_seconds: float = 8.0
+    readers: int = 400
+    events: int = 8
 
     @classmethod
     def quick(cls) -> Plan:
         """Return a plan that only checks that all of it works."""
         return cls(
-            workers=(1, 2), waiting=(1, 10, 100), flood_calls=500, in_flight=50, idle_seconds=1.0, runs=3
+            workers=(1, 2),
+            waiting=(1, 10, 100),
+            flood_calls=500,
+            in_flight=50,
+            idle_seconds=1.0,
+            runs=3,
+            turns=8,
+            rest_seconds=1.0,
+            readers=40,
+            events=2,
         )
 
 
@@ -75,6 +92,9 @@ class Costs:
     idle_worker_cpu_share: float
     #: All processes of a sandbox and its run; None where there is no sandbox.
     run_cpu_seconds: float | None
+    #: CPU time of a call in the first and the second Redis, when the second one has the results.
+    broker_cpu_seconds_per_call: float
+    results_cpu_seconds_per_call: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +104,9 @@ class Figures:
     throughput: tuple[Throughput, ...]
     waiting: tuple[Waiting, ...]
     costs: Costs
+    #: None where PostgreSQL cannot run.
+    turns: Turns | None
+    streams: StreamCosts
 
 
 def measure(server: RedisServer, directory: Path, plan: Plan) -> Figures:
@@ -96,12 +119,41 @@ def measure(server: RedisServer, directory: Path, plan: Plan) -> Figures:
             figures, found = asyncio.run(_flooded(fleet, plan, baseline))
         throughput.append(figures)
         costs.append(found)
+    _tell("results in a second Redis …")
+    with (
+        redis_server(directory) as second,
+        running_fleet(server, directory / "second", workers=1, concurrency=200, results=second) as fleet,
+    ):
+        _, split = asyncio.run(_flooded(fleet, replace(plan, runs=0), baseline))
     most = max(plan.waiting)
     with running_fleet(server, directory / "waiting", workers=2, concurrency=most) as fleet:
         waiting = asyncio.run(_all_waiting(fleet, plan))
     # A call's usage from one worker, with the least contention; an idle worker's from the most workers.
     idle = {name: value for name, value in vars(costs[-1]).items() if name.startswith("idle_")}
-    return Figures(throughput=tuple(throughput), waiting=tuple(waiting), costs=replace(costs[0], **idle))
+    both = {
+        "broker_cpu_seconds_per_call": split.redis_cpu_seconds_per_call,
+        "results_cpu_seconds_per_call": split.results_cpu_seconds_per_call,
+    }
+    _tell("streams …")
+    streams = measure_streams(readers=plan.readers, events=plan.events)
+    return Figures(
+        throughput=tuple(throughput),
+        waiting=tuple(waiting),
+        costs=replace(costs[0], **idle, **both),
+        turns=_turns(plan),
+        streams=streams,
+    )
+
+
+def _turns(plan: Plan) -> Turns | None:
+    """Measure the mixes, and the one that the others have to predict."""
+    _tell("whole turns …")
+    try:
+        found, turns = measure_turns(mixes=(*FIT, CHECK), turns=plan.turns, idle_seconds=plan.rest_seconds)
+    except NotAvailableError as exc:
+        _tell(f"no turns: {exc}")
+        return None
+    return replace(turns, fit=tuple(found[:-1]), check=found[-1])
 
 
 def _redis_alone(server: RedisServer, seconds: float) -> Usage:
@@ -140,6 +192,8 @@ async def _flooded(fleet: Fleet, plan: Plan, baseline: Usage) -> tuple[Throughpu
         ),
         idle_worker_cpu_share=idle.worker_cpu_seconds / idle_seconds / workers,
         run_cpu_seconds=run_cpu_seconds,
+        broker_cpu_seconds_per_call=0.0,
+        results_cpu_seconds_per_call=used.results_cpu_seconds / calls,
     )
     figures = Throughput(
         workers=workers,
@@ -208,6 +262,8 @@ async def _run_cpu_seconds(caller: Caller, runs: int) -> float | None:
     try:
         await services.sandboxes()
     except SandboxUnavailableError:
+        return None
+    if not runs:
         return None
     before = _cpu_of_us_and_ours()
     for number in range(runs):
