@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.harness.figures import percentile
 from benchmarks.harness.limited import limit, limited_command
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.processes import Child, interrupted_by_sigterm
+from benchmarks.harness.processes import Child, cpu_seconds, interrupted_by_sigterm
 from benchmarks.harness.redis_server import redis_server
 from benchmarks.harness.served import call_served, served
 
@@ -38,6 +38,8 @@ _PLUGINS: Final = Path(__file__).parent / "plugins"
 _NAME: Final = re.compile(r"(?:flood|probe)-\d+")
 _WAIT_SECONDS: Final = 600
 _KEY: Final = "greedy"
+#: How the calls of a flood are sent.
+_AT_ONCE, _STEP_SECONDS = 100, 0.2
 
 
 class SlowModel:
@@ -59,7 +61,8 @@ class SlowModel:
             server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
+        ended = (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError)
+        with contextlib.suppress(*ended), contextlib.closing(writer):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
                 found = re.search(r"content-length: (\d+)", head)
@@ -131,8 +134,10 @@ async def _rounds(options: argparse.Namespace, directory: Path) -> dict[str, lis
                 await probe(1 + 2 * options.probes)  # warms up
 
             found = await _beside(options, probe, flood)
-            asked = [name for name in model.asked if name.startswith("flood")]
-            print(f"{len(asked)} rounds of the flood had been asked for when the last probe was answered")
+            asked = sum(name.startswith("flood") for name in model.asked)
+            cpu = 1e3 * worker.cpu_seconds() / max(1, asked + options.probes)
+            print(f"{asked} rounds of the flood had been asked for when the last probe was answered")
+            print(f"CPU of the worker, its start included: {cpu:.0f} ms for each round since the flood")
             return found
 
 
@@ -177,13 +182,16 @@ async def _calls(options: argparse.Namespace, directory: Path) -> dict[str, list
         async def flood() -> None:
             keys = [f"flood{number}" for number in range(100)] if options.owner == "plugin" else ["flood"]
             scopes = [await scope_of(key) for key in keys]
-            tasks.extend(
-                asyncio.create_task(call(scopes[number % len(scopes)])) for number in range(options.flood)
-            )
+            for number in range(options.flood):
+                tasks.append(asyncio.create_task(call(scopes[number % len(scopes)])))
+                if number % _AT_ONCE == 0:  # a process that sends all at once has no time left to send them
+                    await asyncio.sleep(_STEP_SECONDS)
             await asyncio.sleep(2 * options.seconds)
 
         found = await _beside(options, probe, flood)
-        print(f"{sum(task.done() for task in tasks)} calls of the flood had ended after the last probe")
+        ended = [task for task in tasks if task.done()]
+        failed = sum(task.exception() is not None for task in ended)
+        print(f"{len(ended)} calls of the flood had ended after the last probe, {failed} with an error")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -218,6 +226,9 @@ class _Worker:
         if self._child is not None:
             self._child.stop()
             self._child = None
+
+    def cpu_seconds(self) -> float:
+        return cpu_seconds(self._child.pid) if self._child is not None else 0.0
 
     def last_words(self) -> str:
         return self._child.last_words() if self._child is not None else ""

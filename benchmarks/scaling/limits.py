@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.scaling.measure import Costs
+from benchmarks.scaling.model import broker_shares
 from benchmarks.scaling.streams import StreamCosts
-from benchmarks.scaling.turn_model import broker_shares
-from benchmarks.scaling.turns import Mix, Turns, part_costs
+from benchmarks.scaling.turns import Mix, TurnCosts, Turns, part_costs
 
-__all__ = ["CHATS", "FULL", "MIX", "Limit", "limits"]
+__all__ = ["CHATS", "CONNECTIONS", "DATABASE_CORES", "FULL", "MIX", "Limit", "fleet_costs", "limits"]
 
 CHATS = 1_000_000
 #: The turn of a million chats: 2 rounds with 3 calls each, of which one in the turn is recorded.
@@ -37,13 +37,18 @@ class Limit:
         return 3600 * turns_per_second / CHATS
 
 
+def fleet_costs(costs: Costs, turns: Turns) -> TurnCosts:
+    """Return the costs of a turn's parts in a fleet, whose Redis is busy."""
+    return part_costs(turns.fit).busy(costs.redis_cpu_seconds_per_call / costs.redis_commands_per_call)
+
+
 def limits(costs: Costs, turns: Turns, streams: StreamCosts, *, workers: int) -> list[Limit]:
     """Return the limits of a fleet with so many workers, the lowest first."""
     return sorted(_limits(costs, turns, streams, workers), key=lambda limit: limit.turns_per_second)
 
 
 def _limits(costs: Costs, turns: Turns, streams: StreamCosts, workers: int) -> Iterator[Limit]:
-    spent = part_costs(turns.fit).of(MIX)
+    spent = fleet_costs(costs, turns).of(MIX)
     database = FULL * DATABASE_CORES / spent.cpu_seconds["postgresql"]
     yield Limit(
         part=f"PostgreSQL: CPU of one server with {DATABASE_CORES} cores",

@@ -10,6 +10,8 @@ commands of idle workers.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import random
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
@@ -21,12 +23,15 @@ from benchmarks.scaling.measure import Costs
 if TYPE_CHECKING:
     import simpy
 
-__all__ = ["Capacity", "Outcome", "System", "capacity", "simulate", "system_for"]
+__all__ = ["Capacity", "Outcome", "System", "broker_shares", "capacity", "simulate", "system_for"]
 
 #: Shares of a call's Redis time in its three visits.
 _VISITS = (0.3, 0.4, 0.3)
 #: Share of the calls that is left out of the figures, while the system fills.
 _WARM_UP = 0.25
+#: Activity of chats: a few are many times as active as most (Pareto's distribution), at most so many times
+#: as the least active one.
+_ACTIVITY_SHAPE, _MOST_ACTIVE = 1.5, 1_000.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +40,8 @@ class System:
 
     workers: int
     callers: int
-    #: Redis servers that calls are spread over, by lane or by chat key.
-    redises: int
+    #: The share of the calls that each Redis server has.
+    redis_shares: tuple[float, ...]
     #: Calls that one worker runs at the same time.
     concurrency: int
     worker_seconds: float
@@ -76,8 +81,22 @@ class Outcome:
 
     p50_seconds: float
     p99_seconds: float
+    #: Of the Redis server with the most calls.
     redis_use: float
     worker_use: float
+
+
+@functools.cache
+def broker_shares(brokers: int, *, chats: int = 20_000, seed: int = 1) -> tuple[float, ...]:
+    """Return the shares of the load when chats of different activity are spread by a hash of their keys."""
+    chance = random.Random(seed)
+    loads = [0.0] * brokers
+    for number in range(chats):
+        digest = hashlib.sha256(f"chat-{number}".encode()).digest()
+        loads[int.from_bytes(digest[:8]) % brokers] += min(
+            _MOST_ACTIVE, chance.paretovariate(_ACTIVITY_SHAPE)
+        )
+    return tuple(load / sum(loads) for load in loads)
 
 
 def system_for(costs: Costs, *, workers: int, redises: int = 1, wait_seconds: float = 0.2) -> System:
@@ -86,7 +105,7 @@ def system_for(costs: Costs, *, workers: int, redises: int = 1, wait_seconds: fl
     return System(
         workers=workers,
         callers=max(1, round(workers * ratio * 1.5)),
-        redises=redises,
+        redis_shares=broker_shares(redises),
         concurrency=1000,
         worker_seconds=costs.worker_cpu_seconds_per_call,
         caller_seconds=costs.caller_cpu_seconds_per_call,
@@ -101,7 +120,7 @@ def capacity(system: System) -> Capacity:
     return Capacity(
         workers=system.workers / system.worker_seconds,
         callers=system.callers / system.caller_seconds,
-        redis=system.redises * _redis_left(system) / system.redis_seconds,
+        redis=_redis_left(system) / max(system.redis_shares) / system.redis_seconds,
         slots=system.workers * system.concurrency / max(system.wait_seconds, system.worker_seconds),
     )
 
@@ -117,14 +136,16 @@ def simulate(system: System, *, calls_per_second: float, calls: int, seed: int =
     return Outcome(
         p50_seconds=percentile(measured, 50),
         p99_seconds=percentile(measured, 99),
-        redis_use=1 - _redis_left(system) + calls_per_second * system.redis_seconds / system.redises,
+        redis_use=1
+        - _redis_left(system)
+        + calls_per_second * system.redis_seconds * max(system.redis_shares),
         worker_use=calls_per_second * system.worker_seconds / system.workers,
     )
 
 
 def _redis_left(system: System) -> float:
     """Return the share of a Redis that idle workers do not use; workers are spread over the servers."""
-    return max(1e-6, 1 - system.workers * system.idle_share / system.redises)
+    return max(1e-6, 1 - system.workers * system.idle_share / len(system.redis_shares))
 
 
 class _Run:
@@ -137,7 +158,7 @@ class _Run:
         # The commands of idle workers slow Redis down for calls.
         self._system = replace(system, redis_seconds=system.redis_seconds / _redis_left(system))
         self._callers = [simpy.Resource(environment) for _ in range(system.callers)]
-        self._redises = [simpy.Resource(environment) for _ in range(system.redises)]
+        self._redises = [simpy.Resource(environment) for _ in system.redis_shares]
         self._loops = [simpy.Resource(environment) for _ in range(system.workers)]
         self._slots = [simpy.Resource(environment, system.concurrency) for _ in range(system.workers)]
 
@@ -149,7 +170,8 @@ class _Run:
 
     def _call(self) -> Generator[Any, Any, None]:
         system, begin = self._system, self.environment.now
-        caller, server = self._chance.choice(self._callers), self._chance.choice(self._redises)
+        caller = self._chance.choice(self._callers)
+        (server,) = self._chance.choices(self._redises, system.redis_shares)
         push, claim, answer = (share * system.redis_seconds for share in _VISITS)
         yield from self._use(caller, system.caller_seconds / 2)
         yield from self._use(server, push)

@@ -148,8 +148,8 @@ def _partitions(costs: Costs, calls: int) -> Iterator[str]:
         system = system_for(costs, workers=1_000, redises=redises)
         rows.append((redises, *_row(system, calls)[1:]))
     yield from as_table(
-        "### Simulated: 1,000 workers, calls spread over several Redis servers",
-        ("Redis servers", "breaks first", "at calls/s", *_load_titles(), "Redis in use at 90 %"),
+        "### Simulated: 1,000 workers, chats spread over several Redis servers by a hash",
+        ("Redis servers", "breaks first", "at calls/s", *_load_titles(), "the busiest Redis at 90 %"),
         rows,
     )
 

@@ -10,7 +10,6 @@ a call made meanwhile is refused after a time, a message waits in the database u
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from benchmarks.scaling.turns import Mix, Spent, TurnCosts
 if TYPE_CHECKING:
     import simpy
 
-__all__ = ["Cell", "Outage", "TurnOutcome", "broker_shares", "cell_for", "simulate_turns"]
+__all__ = ["Cell", "Outage", "TurnOutcome", "cell_for", "simulate_turns"]
 
 _WARM_UP = 0.25
 #: Processes of a measured system whose event loop a turn passes.
@@ -33,8 +32,6 @@ _STATEMENT_SECONDS = 0.0003
 _REFUSED_SECONDS = 1.5
 _SWEEP_SECONDS = 5.0
 _WINDOW_SECONDS = 5.0
-#: Activity of chats: a few chats are many times as active as most (Pareto's distribution).
-_ACTIVITY_SHAPE = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,16 +84,6 @@ class TurnOutcome:
     turns_delayed: int
     #: After the end of an outage, until a window's p99 is at most twice that before it; None if never.
     recovered_seconds: float | None
-
-
-def broker_shares(brokers: int, *, chats: int = 20_000, seed: int = 1) -> tuple[float, ...]:
-    """Return the shares of the load when chats of different activity are spread by a hash of their keys."""
-    chance = random.Random(seed)
-    loads = [0.0] * brokers
-    for number in range(chats):
-        digest = hashlib.sha256(f"chat-{number}".encode()).digest()
-        loads[int.from_bytes(digest[:8]) % brokers] += chance.paretovariate(_ACTIVITY_SHAPE)
-    return tuple(load / sum(loads) for load in loads)
 
 
 def cell_for(

@@ -11,12 +11,14 @@ from benchmarks.scaling.limits import (
     DATABASE_CORES,
     FULL,
     MIX,
+    fleet_costs,
     limits,
 )
 from benchmarks.scaling.measure import Costs, Figures
+from benchmarks.scaling.model import broker_shares
 from benchmarks.scaling.streams import StreamCosts
 from benchmarks.scaling.tables import as_ms, as_table
-from benchmarks.scaling.turn_model import Cell, Outage, broker_shares, cell_for, simulate_turns
+from benchmarks.scaling.turn_model import Cell, Outage, cell_for, simulate_turns
 from benchmarks.scaling.turns import CHECK, FIT, Spent, Turns, part_costs
 
 __all__ = ["turn_tables"]
@@ -150,7 +152,7 @@ def _first_limits(costs: Costs, turns: Turns, streams: StreamCosts) -> Iterator[
 
 
 def _chats(costs: Costs, turns: Turns, streams: StreamCosts) -> Iterator[str]:
-    spent = part_costs(turns.fit).of(MIX)
+    spent = fleet_costs(costs, turns).of(MIX)
     runs = MIX.code_rounds * (costs.run_cpu_seconds or 0.0)
     rows = []
     for per_hour in _PER_HOUR:
@@ -165,7 +167,7 @@ def _chats(costs: Costs, turns: Turns, streams: StreamCosts) -> Iterator[str]:
                 f"{rate * spent.cpu_seconds['methods'] / FULL:,.0f}",
                 f"{rate * spent.cpu_seconds['gateway'] / FULL:,.0f}",
                 f"{100 * foreign:,.0f} %",
-                f"{rate * spent.cpu_seconds['redis'] / FULL:,.1f}",
+                f"{rate * spent.cpu_seconds['redis'] / FULL:,.2f}",
                 f"{rate * spent.cpu_seconds['postgresql'] / FULL:,.0f}",
                 f"{rate * spent.commits:,.0f}",
                 f"{rate * spent.wal_bytes / 2**20:,.0f}",
@@ -202,7 +204,7 @@ def _cell(figures: Figures, **given: object) -> Cell:
         **given,
     }
     return cell_for(
-        part_costs(figures.turns.fit),
+        fleet_costs(figures.costs, figures.turns),
         MIX,
         run_seconds=figures.costs.run_cpu_seconds or 0.0,
         full=FULL,
@@ -213,7 +215,7 @@ def _cell(figures: Figures, **given: object) -> Cell:
 def _cells(figures: Figures, turns: int) -> Iterator[str]:
     assert figures.turns is not None
     sync = as_ms(figures.turns.sync_seconds)
-    spent = part_costs(figures.turns.fit).of(MIX)
+    spent = fleet_costs(figures.costs, figures.turns).of(MIX)
     half = _CELL_TURNS * spent.cpu_seconds["postgresql"]
     cells = {
         f"{CONNECTIONS} connections, a sync takes {sync}": _cell(figures),

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -116,6 +116,15 @@ class TurnCosts:
     #: A call whose row is recorded.
     note: Spent
 
+    def busy(self, redis_seconds_per_command: float) -> TurnCosts:
+        """Return the costs where Redis reads many commands at once, so that each costs it less."""
+
+        def priced(spent: Spent) -> Spent:
+            redis = redis_seconds_per_command * spent.redis_commands
+            return replace(spent, cpu_seconds={**spent.cpu_seconds, "redis": redis})
+
+        return TurnCosts(**{name: priced(spent) for name, spent in vars(self).items()})
+
     def of(self, mix: Mix) -> Spent:
         """Return what a mix takes."""
         rounds = mix.code_rounds
@@ -204,7 +213,7 @@ class _Observed:
         self._system, self._http = system, http
         self._database = psycopg.connect(system.database.url, autocommit=True)
         self._redis = redis.Redis.from_url(system.redis_url)
-        self._events = self._redis.pubsub(ignore_subscribe_messages=True)
+        self._events = self._redis.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
         self._events.psubscribe("*events")
         self._announced = 0
         self._log = Path(str(self._one("SHOW data_directory")[0])) / "log"
@@ -215,7 +224,7 @@ class _Observed:
         self._redis.close()
 
     def _one(self, statement: str) -> tuple[Any, ...]:
-        row = self._database.execute(statement).fetchone()  # type: ignore[call-overload]
+        row = self._database.execute(statement).fetchone()
         assert row is not None
         return tuple(row)
 
@@ -312,12 +321,12 @@ async def _all_mixes(
     logged_idle = await _idle(observed, idle_seconds / 2)
     for number, mix in enumerate(mixes):
         statements = (await _per_turn(observed, mix, 2, chats, logged_idle)).statements
-        costs[number] = Spent(**{**vars(costs[number]), "statements": statements})
+        costs[number] = replace(costs[number], statements=statements)
     observed.log_statements(False)
     return costs, Turns(
         fit=(),
         check=None,
-        idle=Spent(**{**vars(idle), "statements": logged_idle.statements}),
+        idle=replace(idle, statements=logged_idle.statements),
         idle_bytes=memory,
         sync_seconds=_sync_seconds(directory),
         load_1m=load,
