@@ -21,6 +21,7 @@ from nekro_client import models
 from nekro_client.event_types import EventType
 from nekro_client.models import Page, TurnError
 from storage.engine import Database
+from storage.repositories.base import found
 from storage.repositories.calls import Call
 from storage.repositories.events import ChatEvent
 from storage.repositories.jobs import Job
@@ -118,10 +119,10 @@ async def read_turn(
         NotFoundError: there is no such turn.
     """
     async with services.database.read() as transaction:
-        first = await transaction.rounds.get(turn_id)
         # Before the rounds, which end in the same transaction: a turn that is over has no open rounds here.
         end = await transaction.events.end_of_turn(turn_id)
         rounds, takers = await _rounds(transaction, turn_id)
+        first = found(next((item for item in rounds if item.id == turn_id), None), "turn", turn_id)
         events = await transaction.events.of_turn(turn_id)
         for other in {taker.turn_id for taker in takers} - {turn_id}:
             events += await transaction.events.of_turn(other)

@@ -157,7 +157,7 @@ class Connection:
         from storage.driver.statements import FixedStatement, prepared
 
         compiled, sql, parameters = prepared(statement, values or {}, self.dialect)
-        is_short = isinstance(statement, FixedStatement)
+        is_short = isinstance(statement, FixedStatement) and statement.is_short
         rows, rowcount = await self.driver.execute(sql, parameters, is_short=is_short)
         return Rows(compiled.columns, compiled.rows(rows), rowcount)
 

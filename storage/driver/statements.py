@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 from sqlalchemy import ColumnElement, Dialect, Executable, Float, make_url
 from sqlalchemy.sql.compiler import Compiled, SQLCompiler
@@ -22,6 +22,7 @@ from storage.driver.values import Parameters, Row
 __all__ = [
     "DriverStatement",
     "FixedStatement",
+    "ListStatement",
     "SingleStatement",
     "dialect_of",
     "prepared",
@@ -134,6 +135,9 @@ class FixedStatement:
     Its parameters are ``bindparam``; lists of varying length are not supported.
     """
 
+    #: Whether it takes less time than a call to a thread.
+    is_short: ClassVar[bool] = True
+
     def __init__(self, build: Callable[[str], Executable]) -> None:
         """Store the builder; the class can be used as a decorator of the function.
 
@@ -151,6 +155,12 @@ class FixedStatement:
             compiler = cast(SQLCompiler, statement.compile(dialect=dialect))
             known = self._compiled[dialect.name] = DriverStatement(statement, compiler, dialect)
         return known
+
+
+class ListStatement(FixedStatement):
+    """A statement that may return many rows, so that the loop does not wait for it."""
+
+    is_short = False
 
 
 class SingleStatement(FixedStatement):

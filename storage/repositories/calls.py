@@ -23,7 +23,7 @@ from sqlalchemy import ColumnElement, Executable, Select, and_, bindparam, or_, 
 
 from nekro_agent.errors import FencedError
 from nekro_agent.methods import SandboxMethodType
-from storage.driver.statements import FixedStatement
+from storage.driver.statements import FixedStatement, ListStatement
 from storage.repositories.base import Repository, chosen_once, found, is_one_of, parameters_of, values_of
 from storage.repositories.leases import LeaseTable, is_free
 from storage.sql import insert, now, seconds_from_now, seconds_parameter
@@ -265,8 +265,7 @@ class CallRepository(Repository):
 
     async def of_round(self, round_id: str) -> list[Call]:
         """List a round's recorded calls, in the order of their requests."""
-        statement = select(CALLS).where(CALLS.c.round_id == round_id)
-        return await self._all(Call, statement.order_by(CALLS.c.requested_at, CALLS.c.id))
+        return await self._all(Call, _of_round_statement, {"of_round": round_id})
 
     async def _end(
         self,
@@ -341,6 +340,12 @@ def _claim_statement(dialect: str) -> Executable:
 @cache
 def _listed_statement() -> Executable:
     return select(CALLS).where(CALLS.c.id.in_(bindparam("ids", expanding=True)))
+
+
+@ListStatement
+def _of_round_statement(_dialect: str) -> Executable:
+    is_own = CALLS.c.round_id == bindparam("of_round")
+    return select(CALLS).where(is_own).order_by(CALLS.c.requested_at, CALLS.c.id)
 
 
 @FixedStatement

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from sqlalchemy import Executable, Integer, bindparam, delete, select, text, update
+from sqlalchemy import Executable, Integer, Select, bindparam, delete, select, text, update
 
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time
 from nekro_client.event_types import EventType
 from storage.driver.connection import Connection, Rows
-from storage.driver.statements import FixedStatement
+from storage.driver.statements import FixedStatement, ListStatement
 from storage.driver.values import escaped
 from storage.repositories.base import Repository, columns_of
 from storage.sql import KeyText, now
@@ -229,25 +229,30 @@ class EventRepository(Repository):
         *,
         types: Collection[str] = (),
         call_id: str | None = None,
-        limit: int | None = None,
     ) -> list[ChatEvent]:
         """List the events of a turn in order.
 
         Args:
             types: only events of these types; () means all.
             call_id: only events of this call; None means all.
-            limit: only the first ones; None means all.
         """
+        if not types and call_id is None:
+            return await self._all(ChatEvent, _of_turn_statement, {"of_turn": turn_id})
         statement = select(CHAT_EVENTS).where(CHAT_EVENTS.c.turn_id == turn_id, CHAT_EVENTS.c.number > 0)
         if types:
             statement = statement.where(CHAT_EVENTS.c.type.in_(types))
         if call_id is not None:
             statement = statement.where(CHAT_EVENTS.c.call_id == call_id)
-        return await self._all(ChatEvent, statement.order_by(CHAT_EVENTS.c.number).limit(limit))
+        return await self._all(ChatEvent, statement.order_by(CHAT_EVENTS.c.number))
+
+    async def begin_of_turn(self, turn_id: str) -> int | None:
+        """Return the number of the oldest event of a turn; None if all have expired."""
+        number: int | None = await self._scalar(_begin_statement, {"of_turn": turn_id})
+        return number
 
     async def end_of_turn(self, turn_id: str) -> ChatEvent | None:
         """Return the last event of an ended turn; None while it is open, or if the event has expired."""
-        return next(iter(await self.of_turn(turn_id, types=(EventType.TURN_ENDED,))), None)
+        return await self._one_or_none(ChatEvent, _end_statement, {"of_turn": turn_id})
 
 
 def _merged(events: Sequence[NewEvent], held: Sequence[NewEvent]) -> list[NewEvent]:
@@ -294,6 +299,27 @@ def _after_statement(_dialect: str) -> Executable:
         .order_by(CHAT_EVENTS.c.number)
         .limit(bindparam("most", type_=Integer))
     )
+
+
+@ListStatement
+def _of_turn_statement(_dialect: str) -> Executable:
+    return _of_turn(CHAT_EVENTS).order_by(CHAT_EVENTS.c.number)
+
+
+@FixedStatement
+def _begin_statement(_dialect: str) -> Executable:
+    return _of_turn(CHAT_EVENTS.c.number).order_by(CHAT_EVENTS.c.number).limit(1)
+
+
+@FixedStatement
+def _end_statement(_dialect: str) -> Executable:
+    is_end = CHAT_EVENTS.c.type == EventType.TURN_ENDED.value
+    return _of_turn(CHAT_EVENTS).where(is_end).order_by(CHAT_EVENTS.c.number).limit(1)
+
+
+def _of_turn(*columns: Any) -> Select[Any]:
+    is_own = CHAT_EVENTS.c.turn_id == bindparam("of_turn")
+    return select(*columns).where(is_own, CHAT_EVENTS.c.number > 0)
 
 
 @FixedStatement

@@ -18,9 +18,23 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, and_, case, func, literal, not_, or_, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Executable,
+    and_,
+    bindparam,
+    case,
+    func,
+    literal,
+    not_,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 
 from nekro_agent.errors import FencedError
+from storage.driver.statements import ListStatement
 from storage.repositories.base import Repository, chosen_once, found, is_one_of, values_of
 from storage.repositories.job_log import JobLogRepository, NewJobLogEntry
 from storage.repositories.leases import Held, LeaseTable, is_free
@@ -332,8 +346,7 @@ class JobRepository(Repository):
 
     async def of_turn(self, turn_id: str) -> list[Job]:
         """List the jobs that calls of a turn started, the oldest first."""
-        statement = select(JOBS).where(JOBS.c.turn_id == turn_id)
-        return await self._all(Job, statement.order_by(JOBS.c.created_at, JOBS.c.id))
+        return await self._all(Job, _of_turn_statement, {"of_turn": turn_id})
 
     async def newest(
         self,
@@ -394,6 +407,12 @@ class JobRepository(Repository):
         statement = update(JOBS).where(JOBS.c.id.in_(chosen_once(chosen))).values(**values)
         jobs = await self._all(Job, statement.returning(JOBS))
         return sorted(jobs, key=lambda job: job.created_at)
+
+
+@ListStatement
+def _of_turn_statement(_dialect: str) -> Executable:
+    is_own = JOBS.c.turn_id == bindparam("of_turn")
+    return select(JOBS).where(is_own).order_by(JOBS.c.created_at, JOBS.c.id)
 
 
 def _is_orphan() -> ColumnElement[bool]:

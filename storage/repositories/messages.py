@@ -12,7 +12,7 @@ from typing import Any, Final
 from sqlalchemy import Executable, Integer, bindparam, select, update
 
 from nekro_agent.ports import MessageKind
-from storage.driver.statements import FixedStatement
+from storage.driver.statements import FixedStatement, ListStatement
 from storage.repositories.base import Repository, found, parameters_of, values_of
 from storage.repositories.chats import ChatRepository
 from storage.sql import insert, now
@@ -132,8 +132,7 @@ class MessageRepository(Repository):
 
     async def of_turn(self, turn_id: str) -> list[Message]:
         """List the messages of a turn, in order."""
-        statement = select(MESSAGES).where(MESSAGES.c.turn_id == turn_id).order_by(MESSAGES.c.sequence)
-        return await self._all(Message, statement)
+        return await self._all(Message, _of_turn_statement, {"of_turn": turn_id})
 
     async def before(self, message: Message, *, limit: int) -> list[Message]:
         """List the newest messages before one in its conversation, in order.
@@ -192,6 +191,12 @@ def _newest_statement(*, is_paged: bool, with_past: bool) -> FixedStatement:
         statement = statement.where(MESSAGES.c.sequence > beginning.scalar_subquery())
     newest = statement.order_by(MESSAGES.c.sequence.desc()).limit(bindparam("most", type_=Integer))
     return FixedStatement(lambda _dialect: newest)
+
+
+@ListStatement
+def _of_turn_statement(_dialect: str) -> Executable:
+    is_own = MESSAGES.c.turn_id == bindparam("of_turn")
+    return select(MESSAGES).where(is_own).order_by(MESSAGES.c.sequence)
 
 
 @FixedStatement

@@ -321,7 +321,7 @@ class RoundRepository(Repository):
 
     async def find(self, round_id: str) -> Round | None:
         """Return the round, or None."""
-        return await self._one_or_none(Round, select(ROUNDS).where(ROUNDS.c.id == round_id))
+        return await self._one_or_none(Round, _find_statement, {"of_round": round_id})
 
     async def get(self, round_id: str) -> Round:
         """Return the round.
@@ -499,6 +499,11 @@ def _open_turns_statement(_dialect: str) -> Executable:
 @FixedStatement
 def _merged_statement(_dialect: str) -> Executable:
     return select(ROUNDS).where(ROUNDS.c.merged_into == bindparam("of_round")).order_by(ROUNDS.c.sequence)
+
+
+@FixedStatement
+def _find_statement(_dialect: str) -> Executable:
+    return select(ROUNDS).where(ROUNDS.c.id == bindparam("of_round"))
 
 
 @cache

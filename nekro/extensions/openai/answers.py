@@ -172,7 +172,7 @@ class AnswerReader:
     async def _has_events(self, turn_id: str) -> bool:
         """Whether the events of a turn are kept; retention deletes them some time after its end."""
         async with self._services.database.read() as transaction:
-            return bool(await transaction.events.of_turn(turn_id, limit=1))
+            return await transaction.events.begin_of_turn(turn_id) is not None
 
     async def so_far(self, turn_id: str) -> list[Piece]:
         """Return the messages of a turn that has not ended, without waiting for more."""

@@ -87,8 +87,7 @@ async def _beginning(database: Database, turn_id: str) -> tuple[Round, int | Non
     """Return the first round of a turn and the number of its oldest event; None if all have expired."""
     async with database.read() as transaction:
         first = await transaction.rounds.get(turn_id)
-        own = await transaction.events.of_turn(turn_id, limit=1)
-    return first, own[0].number if own else None
+        return first, await transaction.events.begin_of_turn(turn_id)
 
 
 def _takes(event: Event, turn_id: str) -> bool:
