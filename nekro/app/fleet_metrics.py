@@ -36,7 +36,7 @@ FLEET_METRICS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "nekro_queue_messages": ("Messages that wait in a lane's queue.", ("lane",)),
     "nekro_queue_held_messages": ("Messages that workers of a lane hold.", ("lane",)),
     "nekro_queue_oldest_seconds": (
-        "Age of the oldest item that waits for a worker: of a due row in lanes rounds and long, else a call.",
+        "Age of what waits longest for a worker: a due row in lanes rounds and long, else the next call.",
         ("lane",),
     ),
     "nekro_lane_workers": ("Workers that serve a lane and answer.", ("lane",)),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, Field
 
 from nekro.gateway.dependencies import ChatKey, PathText
 from nekro.gateway.operation_routes import ActorDep, route
@@ -30,33 +29,23 @@ turn_router = APIRouter(route_class=KeyedRoute, tags=["turns"])
 _NAME: Final[dict[str, Any]] = {"min_length": 1, "max_length": 200}
 
 
-@dataclass(frozen=True)
-class _Query:
-    state: Annotated[TurnState | None, Query(description="only in this state")] = None
-    since: Annotated[Moment | None, Query(description="only requested then or later")] = None
-    until: Annotated[Moment | None, Query(description="only requested before")] = None
-    model: Annotated[str | None, Query(**_NAME, description="only with an answer of this model")] = None
-    plugin: Annotated[
-        str | None, Query(**_NAME, description="only with a call of this plugin, by its key")
-    ] = None
-    min_cost: Annotated[
-        float | None,
-        Query(ge=0, allow_inf_nan=False, description="only ended, and their rounds cost at least that"),
-    ] = None
-    beginning: Annotated[
-        str, Query(alias="id", max_length=200, description="only those whose ids begin with this text")
-    ] = ""
-    limit: Annotated[int, Query(ge=1, le=200)] = 50
-    cursor: Annotated[str | None, Query(max_length=2000)] = None
+class _Query(BaseModel):
+    state: TurnState | None = Field(None, description="only in this state")
+    since: Moment | None = Field(None, description="only requested then or later")
+    until: Moment | None = Field(None, description="only requested before")
+    model: str | None = Field(None, **_NAME, description="only with an answer of this model")
+    plugin: str | None = Field(None, **_NAME, description="only with a call of this plugin, by its key")
+    min_cost: float | None = Field(
+        None, ge=0, allow_inf_nan=False, description="only ended, and their rounds cost at least that"
+    )
+    beginning: str = Field(
+        "", alias="id", max_length=200, description="only those whose ids begin with this text"
+    )
+    limit: int = Field(50, ge=1, le=200)
+    cursor: str | None = Field(None, max_length=2000)
 
 
-async def _query(**given: Any) -> _Query:
-    return _Query(**given)
-
-
-# FastAPI reads what it takes from its signature.
-_query.__signature__ = inspect.signature(_Query, eval_str=True)  # type: ignore[attr-defined]
-_QueryDep = Annotated[_Query, Depends(_query)]
+_QueryDep = Annotated[_Query, Query()]
 
 
 @turn_router.get("/turns")
