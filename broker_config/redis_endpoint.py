@@ -16,6 +16,7 @@ from broker_config.redis_library import redis
 import asyncio
 import re
 import ssl
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -107,7 +108,7 @@ class RedisEndpoint:
             retry=Retry(NoBackoff(), 0),
             **self.parameters(reply_seconds=reply_seconds),
         )
-        return redis.Redis.from_pool(pool)
+        return _client(pool)
 
     @property
     def _sentinel_parameters(self) -> dict[str, Any]:
@@ -131,7 +132,7 @@ class RedisEndpoint:
                 connection_class=kind, host=address[0], port=address[1], retry=Retry(NoBackoff(), 0),
                 **parameters,
             )  # fmt: skip
-            return redis.Redis.from_pool(pool)
+            return _client(pool)
 
         return Sentinels(self._broker.sentinel_master, addresses, connect)
 
@@ -144,6 +145,17 @@ class RedisEndpoint:
         return redis.asyncio.ConnectionPool(
             connection_class=kind, retry=LoopRetry(NoBackoff(), 0), protocol=2, **self.parameters()
         )
+
+
+def _client(pool: redis.ConnectionPool) -> redis.Redis:
+    """Return a client whose connections end with it.
+
+    A garbage collector that finds a client in a cycle would end its sockets before what closes them. It does
+    not find them while this refers to their pool.
+    """
+    client = redis.Redis.from_pool(pool)
+    weakref.finalize(client, pool.disconnect).atexit = False
+    return client
 
 
 class _Connection:

@@ -20,6 +20,7 @@ import hypothesis
 import psycopg
 import pytest
 import redis
+from _pytest.unraisableexception import collect_unraisable
 from forked_run import pytest_addoption as pytest_addoption
 from forked_run import pytest_runtestloop as pytest_runtestloop
 from left_out import pytest_terminal_summary as pytest_terminal_summary
@@ -160,6 +161,19 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail the test that left a connection, a loop or a coroutine open, and not one that runs later.
+
+    What is in a cycle is otherwise found whenever a collection happens: in the middle of another test, where
+    its warning can break what runs then.
+    """
+    outcome = yield
+    gc.collect()
+    collect_unraisable(item.config)
+    return outcome
 
 
 @pytest.fixture

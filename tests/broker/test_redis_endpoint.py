@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -127,6 +128,27 @@ def test_an_error_of_the_sentinels_names_the_setting(
         client.ping()
     text = str(unavailable(broker.url, caught.value))
     assert hint in text and "pw" not in text and "\n" not in text
+
+
+def test_connections_end_before_the_rest_of_a_cycle_that_has_their_client(redis_url: str) -> None:
+    found: list[Any] = []
+
+    class Older:
+        client: redis.Redis
+        connection: Any
+
+        def __del__(self) -> None:
+            found.append(self.connection._sock)
+
+    older = Older()
+    older.client = RedisEndpoint(BrokerSettings(), redis_url).client()
+    older.client.ping()
+    older.connection = older.client.connection_pool._available_connections[0]
+    assert older.connection._sock is not None
+    older.client.older = older  # type: ignore[attr-defined]
+    del older
+    gc.collect()
+    assert found == [None]
 
 
 @pytest.fixture

@@ -535,6 +535,43 @@ async def test_close_does_not_wait_for_replies_of_cancelled_commands(world: Worl
 
 
 @on_both_loops
+async def test_a_cancelled_close_leaves_no_connection(world: World, key: str) -> None:
+    link = world.link()
+    assert await works(link)
+    popping = await started(link, "BLPOP", key, 600, blocks_seconds=600)
+    closing = asyncio.create_task(link.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    popped, closed = await outcomes(popping, closing)
+    assert isinstance(popped, redis.ConnectionError) and isinstance(closed, asyncio.CancelledError)
+    await world.relay.clients[0].is_gone.wait()
+
+
+@on_both_loops
+async def test_a_link_that_is_closed_while_it_connects_leaves_no_connection(world: World) -> None:
+    link = world.link(reply_seconds=600)
+    command = asyncio.ensure_future(link.execute("PING"))
+    await asyncio.sleep(0)  # before there is a connection
+    await link.close()
+    assert isinstance((await outcomes(command))[0], redis.ConnectionError)
+    await world.relay.clients[0].is_gone.wait()
+    assert await works(link)
+
+
+@on_both_loops
+async def test_abort_closes_a_connection_that_was_replaced(world: World, key: str) -> None:
+    link = world.link()
+    assert await works(link)
+    popping = await started(link, "BLPOP", key, 600, blocks_seconds=600)
+    link.doubt()
+    assert await works(link)
+    link.abort()
+    assert isinstance((await outcomes(popping))[0], redis.ConnectionError)
+    for client in world.relay.clients:
+        await client.is_gone.wait()
+
+
+@on_both_loops
 async def test_abort_fails_pending_commands(world: World, key: str) -> None:
     link = world.link()
     assert await works(link)

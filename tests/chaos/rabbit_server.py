@@ -14,7 +14,7 @@ from redis_process import dying_with_parent
 
 from nekro_agent.execution.tied_process import tied_to_this_process
 
-START_SECONDS = 90
+START_SECONDS = 300
 LOOPBACK_ONLY = "-kernel inet_dist_use_interface {127,0,0,1}"
 #: Where Debian and Red Hat install the script that does not change the user.
 PLACES = ("/usr/lib/rabbitmq/bin/rabbitmq-server", "/usr/local/sbin/rabbitmq-server")

@@ -72,6 +72,10 @@ class RedisLink:
         self._reply_seconds = broker.socket_timeout_seconds
         self._on_message = on_message
         self._exchange: _Exchange | None = None
+        #: All that are open: the current one, and retired ones with pending replies.
+        self._open: set[_Exchange] = set()
+        #: How often the link was closed.
+        self._closings = 0
         self._connecting = asyncio.Lock()
 
     async def execute(self, *command: str | bytes | float, blocks_seconds: float = 0) -> Any:
@@ -142,15 +146,22 @@ class RedisLink:
             self._exchange.doubt()
 
     async def close(self) -> None:
-        """Wait for pending replies and close the connection."""
-        exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            await exchange.finish()
+        """Wait for pending replies and close the connection, also if the wait is cancelled."""
+        self._exchange = None
+        self._closings += 1
+        closing = tuple(self._open)
+        try:
+            for exchange in closing:
+                await exchange.finish()
+        finally:
+            for exchange in closing:
+                exchange.abort()
 
     def abort(self) -> None:
         """Close the connection; pending commands fail with ``redis.ConnectionError``."""
-        exchange, self._exchange = self._exchange, None
-        if exchange is not None:
+        self._exchange = None
+        self._closings += 1
+        for exchange in tuple(self._open):
             exchange.abort()
 
     async def _connect_and_send(
@@ -171,7 +182,7 @@ class RedisLink:
             return exchange
 
     async def _connect(self) -> _Exchange:
-        term = self.primary.term
+        term, closings = self.primary.term, self._closings
         connection: Any = self._pool.make_connection()  # type: ignore[no-untyped-call]
         try:
             await connection.connect()
@@ -181,13 +192,21 @@ class RedisLink:
             connection._close()
             raise
         exchange = _Exchange(
-            connection, self.primary, term, reply_seconds=self._reply_seconds, on_message=self._on_message
+            connection,
+            self.primary,
+            term,
+            reply_seconds=self._reply_seconds,
+            on_message=self._on_message,
+            on_end=self._open.discard,
         )
+        self._open.add(exchange)
         transport = connection._writer.transport
         transport.set_protocol(exchange)
         exchange.connection_made(transport)
         try:
             await exchange.identify()
+            if self._closings != closings:
+                raise redis.ConnectionError("the link to Redis was closed while it connected")
         except BaseException:
             exchange.abort()
             raise
@@ -205,9 +224,10 @@ class _Exchange(asyncio.Protocol):
         *,
         reply_seconds: float,
         on_message: Callable[[bytes], None] | None,
+        on_end: Callable[[_Exchange], None],
     ) -> None:
         self._primary, self._term = primary, term
-        self._reply_seconds, self._on_message = reply_seconds, on_message
+        self._reply_seconds, self._on_message, self._on_end = reply_seconds, on_message, on_end
         self._connection = connection  # referenced, because its writer closes the socket when collected
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=error_of_reply, protocolError=redis.InvalidResponse)
@@ -377,6 +397,7 @@ class _Exchange(asyncio.Protocol):
 
     def _end(self, error: redis.RedisError) -> None:
         self._transport = None
+        self._on_end(self)
         self._connection._close()
         if self._alarm is not None:
             self._alarm.cancel()
