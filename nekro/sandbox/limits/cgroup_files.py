@@ -80,7 +80,11 @@ def set_and_verify(path: Path, value: int | str) -> None:
 
 def write(path: Path, value: int | str) -> None:
     """Write a value; OSError when the file does not exist or the kernel refuses."""
-    path.write_text(str(value))
+    descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, str(value).encode())
+    finally:
+        os.close(descriptor)
 
 
 def open_all(paths: Iterable[Path]) -> list[int]:
