@@ -159,7 +159,7 @@ scale: install ## Measure how calls scale here, and simulate larger fleets (SCAL
 eval: install ## Play 60 tasks through the system and by tool calling, and print their costs (EVAL_ARGS='--write docs/evaluation.md').
 	$(BIN)/python -m benchmarks.evaluation $(EVAL_ARGS)
 
-bench-sandbox: install ## Measure sandbox starts, cold, forked and prepared.
+bench-sandbox: install ## Measure sandbox starts, cold and forked.
 	$(BIN)/python -m benchmarks.sandbox
 
 bench-start-up: install ## Measure commands and `nekro up` with the shipped plugins and with 70 more (START_UP_ARGS).

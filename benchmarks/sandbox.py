@@ -1,7 +1,7 @@
 """Measure the costs of a sandbox: ``python -m benchmarks.sandbox --help``.
 
-Starts until the first output, cold, forked and prepared, with and without packages; CPU time of a run; the
-round trip of a call between sandboxed code and the bridge; and leftovers of a series of runs on the host.
+Starts until the first output, cold and forked, with and without packages; CPU time of a run; runs per second;
+the round trip of a call between sandboxed code and the bridge; and leftovers of a series of runs on the host.
 """
 
 from __future__ import annotations
@@ -94,27 +94,26 @@ class Bench:
         await self.manager.start()
         driver = self.manager._driver
         if isinstance(driver, BwrapDriver) and driver.forks is not None:
-            for _ in range(2):  # the second run starts the fork server
-                await self.run(_HELLO)
-            async with asyncio.timeout(PROGRAM_SECONDS):
-                while driver.forks.is_starting:
-                    await asyncio.sleep(POLL_SECONDS)
+            for server, code in zip(driver.forks, (_PACKAGES, _HELLO), strict=True):
+                for _ in range(2):  # the second run starts the fork server
+                    await self.run(code)
+                async with asyncio.timeout(PROGRAM_SECONDS):
+                    while server.is_starting:
+                        await asyncio.sleep(POLL_SECONDS)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.manager.close()
 
-    async def run(self, code: str, *, warm: bool = False) -> tuple[RunResult, float, float]:
+    async def run(self, code: str, *, container: str = _CONTAINER) -> tuple[RunResult, float, float]:
         """Run once; returns the result, seconds to the first output and seconds to the end."""
-        if warm:
-            await self.manager.prepare(chat_key=_CHAT, container_key=_CONTAINER)
         first: list[float] = []
         begin = time.perf_counter()
         result = await self.manager.run(
             RunRequest(
                 run_id=uuid4().hex,
                 chat_key=_CHAT,
-                container_key=_CONTAINER,
+                container_key=container,
                 code=code,
                 methods=[_method()],
                 dispatch=_echo,
@@ -124,11 +123,11 @@ class Bench:
         end = time.perf_counter()
         return result, (first[0] if first else end) - begin, end - begin
 
-    async def starts(self, code: str, *, count: int, warm: bool) -> tuple[list[float], list[float]]:
+    async def starts(self, code: str, *, count: int) -> tuple[list[float], list[float]]:
         """Return the seconds to the first output and to the end of ``count`` runs."""
         firsts, wholes = [], []
         for number in range(count + 2):
-            result, first, whole = await self.run(code, warm=warm)
+            result, first, whole = await self.run(code)
             if result.stop_type != 0:
                 raise SandboxUnavailableError(f"the code did not run: {result.output or result.error}")
             if number >= 2:  # the first two warm up caches
@@ -136,9 +135,20 @@ class Bench:
                 wholes.append(whole)
         return firsts, wholes
 
+    async def rate(self, *, count: int, at_once: int) -> float:
+        """Return how many runs of different chats end per second."""
+
+        async def chat(number: int) -> None:
+            for _ in range(count // at_once):
+                await self.run(_HELLO, container=f"{_CONTAINER}{number}")
+
+        begin = time.perf_counter()
+        await asyncio.gather(*(chat(number) for number in range(at_once)))
+        return count // at_once * at_once / (time.perf_counter() - begin)
+
     async def calls(self, *, count: int, argument: str) -> list[float]:
         """Return the seconds of sequential calls, measured by the code."""
-        result, _, _ = await self.run(_CALLS.format(count=count, argument=argument), warm=True)
+        result, _, _ = await self.run(_CALLS.format(count=count, argument=argument))
         seconds: list[float] = json.loads(result.output)
         return seconds[count // 10 :]
 
@@ -147,7 +157,7 @@ class Bench:
         await self.run(_HELLO)
         before = Leftovers.now(self.directory)
         for number in range(count):
-            await self.run(_ENDINGS[number % len(_ENDINGS)], warm=number % 2 == 0)
+            await self.run(_ENDINGS[number % len(_ENDINGS)])
         return before, Leftovers.now(self.directory)
 
 
@@ -183,8 +193,7 @@ async def _measure(options: argparse.Namespace) -> int:
     for name, code in cases:
         for forks in (False, True):
             kind = "forked" if forks else "cold"
-            for warm in (False, True):
-                await _measure_starts(f"{name}, {kind}", code, options, forks=forks, warm=warm)
+            await _measure_starts(f"{name}, {kind}", code, options, forks=forks)
             cpu = [await _cpu_of_a_run(code, options.runs, forks=forks) for _ in range(options.repetitions)]
             print(
                 _row(f"{name}, {kind}: CPU time of all processes", [[c] for c in cpu], scale=1e3, unit="ms")
@@ -192,15 +201,10 @@ async def _measure(options: argparse.Namespace) -> int:
     return await _measure_rest(options)
 
 
-async def _measure_starts(
-    name: str, code: str, options: argparse.Namespace, *, forks: bool, warm: bool
-) -> None:
-    name = f"{name}, prepared" if warm else name
+async def _measure_starts(name: str, code: str, options: argparse.Namespace, *, forks: bool) -> None:
     with tempfile.TemporaryDirectory() as directory:
         async with Bench(SandboxSettings(fork_server=forks), Path(directory)) as bench:
-            taken = [
-                await bench.starts(code, count=options.runs, warm=warm) for _ in range(options.repetitions)
-            ]
+            taken = [await bench.starts(code, count=options.runs) for _ in range(options.repetitions)]
     firsts, wholes = zip(*taken, strict=True)
     if code != _FIGURE:
         print(_row(f"{name}: to the first output", firsts, scale=1e3, unit="ms"))
@@ -230,6 +234,11 @@ async def _measure_rest(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as directory:
         settings = SandboxSettings(max_calls=options.calls + 1)
         async with Bench(settings, Path(directory)) as bench:
+            rates = [
+                await bench.rate(count=options.runs, at_once=settings.max_concurrent)
+                for _ in range(options.repetitions)
+            ]
+            print(_row("plain: runs at the same time", [[rate] for rate in rates], scale=1, unit="runs/s"))
             for label, argument in (("64 B", "'x' * 32"), ("16 KiB", "b'x' * 16384")):
                 seconds = [
                     await bench.calls(count=options.calls, argument=argument)

@@ -127,8 +127,6 @@ class SandboxLimits(SettingGroup):
     return_bytes: int = 8 << 20
     #: Plugin calls of one run at the same time.
     max_calls_in_flight: int = 8
-    #: How long a prepared sandbox waits for its run; 0 prepares none.
-    warm_seconds: float = 60
     #: ``/app/shared`` is emptied when it was idle for this time; 0 keeps it.
     shared_idle_seconds: float = 1800
     #: Most bytes of the kept variables of one turn.

@@ -227,7 +227,7 @@ FIXED_SETTINGS: Final = {
     "NEKRO_SANDBOX__ARGUMENT_BYTES": "the arguments of a call may have 1 MiB",
     "NEKRO_SANDBOX__RETURN_BYTES": "a return value may have 8 MiB",
     "NEKRO_SANDBOX__MAX_CALLS_IN_FLIGHT": "a run may have 8 plugin calls at the same time",
-    "NEKRO_SANDBOX__WARM_SECONDS": "a prepared sandbox waits 60 s for its run",
+    "NEKRO_SANDBOX__WARM_SECONDS": "a sandbox starts when its code is there",
     "NEKRO_SANDBOX__SHARED_IDLE_SECONDS": "`/app/shared` is emptied after 1,800 s without a run",
     "NEKRO_SANDBOX__KEEP_VARIABLES_BYTES": "256 KiB of variables are kept per turn",
     "NEKRO_SANDBOX__PACKAGE_INDEX": (

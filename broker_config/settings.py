@@ -439,10 +439,10 @@ class SandboxSettings(SandboxLimits):
     max_concurrent: int = Field(4, ge=1, description="Runs at the same time in one process.")
     fork_server: bool = Field(
         True,
-        description="Fork sandboxes from a process that has the interpreter and the packages loaded, where "
+        description="Fork sandboxes from processes that have the interpreter and the packages loaded, where "
         "the kernel allows it; else each is started by bubblewrap.",
     )
-    preload: CommaList = Field((), description="Modules that a prepared sandbox imports in advance.")
+    preload: CommaList = Field((), description="Modules that each sandbox imports before its code.")
     packages_dir: Path | None = Field(
         None,
         description="Directory of the packages that every sandbox can import (`nekro sandbox packages`); "

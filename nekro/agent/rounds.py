@@ -7,8 +7,7 @@ plugin calls, and records the outcome.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -35,7 +34,6 @@ from nekro.agent.prompt import PromptBuilder, PromptRequest, collect_injected
 from nekro.agent.room import ModelContexts, PromptRoom
 from nekro.agent.text import new_check_word, reveals_check_word
 from nekro.agent.verdict import Verdict, judge_reply
-from nekro.base.tasks import end_tasks
 from nekro.broker.tracing import span
 from nekro.sandbox.models import (
     Dispatch,
@@ -44,7 +42,6 @@ from nekro.sandbox.models import (
     RunResult,
     StubMethod,
 )
-from nekro_agent.durations import DEFER_SECONDS
 from nekro_agent.errors import BudgetExceededError, LLMError
 from nekro_agent.shared_clock import shared_time
 from storage.repositories.round_values import RoundReport
@@ -236,9 +233,8 @@ class _Round:
             return verdict.rounds_used_up(self._agent.rounds_per_turn)
         if self._seconds_to_ask() <= 0:
             raise _OutOfTimeError
-        async with self._sandbox_prepared():
-            answer = await self._answered()
-            reply = self._read(answer)
+        answer = await self._answered()
+        reply = self._read(answer)
         code = reply.extracted.code if reply.extracted else ""
         self._answer = answer
         self._report = RoundReport(
@@ -441,26 +437,6 @@ class _Round:
         found = reveals_check_word(self._check_word, arguments)
         self._word_in_call |= found
         return found
-
-    @asynccontextmanager
-    async def _sandbox_prepared(self) -> AsyncIterator[None]:
-        """Start a sandbox concurrently with the block; the run uses it, ready or still starting."""
-        preparing: list[asyncio.Future[None]] = []
-
-        def prepare() -> None:
-            chat = self._input.chat
-            start = self._runner.sandbox.prepare(chat_key=chat.chat_key, container_key=chat.container_key)
-            preparing.append(asyncio.ensure_future(start))
-
-        timer = asyncio.get_running_loop().call_later(DEFER_SECONDS, prepare)
-        try:
-            yield
-            if not preparing:  # the answer came before the delay was over
-                prepare()
-            await asyncio.sleep(0)  # let the task start; cancelled before that, it would start no sandbox
-        finally:
-            timer.cancel()
-            await end_tasks(*preparing)
 
     def _seconds_left(self) -> float:
         gone = (shared_time() - self._input.turn_started_at).total_seconds()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Metrics", "is_counting", "metrics", "start_metrics"]
 
-#: Upper bounds of the buckets of every histogram, in seconds: from the start of a warm sandbox to the longest
+#: Upper bounds of the buckets of every histogram, in seconds: from the fork of a sandbox to the longest
 #: download.
 _BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200,
@@ -118,7 +118,7 @@ class Metrics:
         )
         self.sandbox_starts = counter(
             "nekro_sandbox_starts_total",
-            "Runs by the origin of their sandbox: warm (prepared) or cold (started for the run).",
+            "Runs by the origin of their sandbox: forked or cold (started by itself).",
             ["start"],
         )
         self.sandbox_start_seconds = histogram(

@@ -127,6 +127,8 @@ class SandboxSpec:
     loopback: bool = False
     #: Whether it may be forked from a process that has been prepared for sandboxes of this kind.
     may_fork: bool = True
+    #: Whether its code seems to import packages; else it is forked from a smaller process without them.
+    imports_packages: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,8 +156,6 @@ class Sandbox(Protocol):
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     spec: SandboxSpec
-    #: Called once, when a run takes over a sandbox that waited.
-    on_take: list[Callable[[], object]]
     #: Called once, after the sandbox is closed.
     on_close: list[Callable[[], object]]
     #: Host directory that is the code's ``/tmp``; None where ``/tmp`` has a size limit of its own.

@@ -216,8 +216,6 @@ class RunResult:
     error: str | None
     started_at: datetime
     duration_seconds: float
-    #: Whether a prepared sandbox was used.
-    warm: bool
     driver: str
     #: The variables at its end; None if none are to be kept, or if the run was killed.
     kept: KeptVariables | None = None

@@ -62,13 +62,11 @@ class SandboxRun:
         *,
         settings: SandboxSettings,
         driver: str,
-        warm: bool,
     ) -> None:
         self._sandbox = sandbox
         self._request = request
         self._settings = settings
         self._driver = driver
-        self._warm = warm
         #: The first limit that was exceeded, and a text about it for the result.
         self._broken: tuple[Limit, str | None] | None = None
         self._guards = Guards(alive=lambda: sandbox.alive, end=self.end, bound_seconds=GUARD_SECONDS)
@@ -161,7 +159,6 @@ class SandboxRun:
             error=None if error is None else _clean(error),
             started_at=started_at,
             duration_seconds=time.monotonic() - begin,
-            warm=self._warm,
             driver=self._driver,
             kept=kept,
         )

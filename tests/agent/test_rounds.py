@@ -28,7 +28,7 @@ from storage.files import DataAreas
 from storage.repositories.round_values import RoundReport
 
 CHAT = ChatBrief(chat_key="c:1", container_key="box1")
-SANDBOX = SandboxSettings(warm_seconds=10)
+SANDBOX = SandboxSettings()
 
 METHODS = (
     StubMethod(
@@ -140,7 +140,6 @@ async def test_a_program_that_ends_normally_ends_the_turn(play: Any) -> None:
     )
     assert calls.seen == [("m1", ((2, 3), {}))]
     assert outcome.run.calls == 1
-    assert outcome.run.warm
     assert outcome.llm.model == "scripted"
     assert outcome.report.prompt_chars > 1000
 

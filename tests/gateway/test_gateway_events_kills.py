@@ -167,7 +167,6 @@ async def test_two_hundred_readers_of_twenty_chats_survive_kills_of_everything_b
         plugins={"dirs": (ROUNDS_PLUGINS,)},
         llm={"base_url": base_url, "model": "tests-1"},
         agent={"lease_seconds": 2},
-        sandbox={"warm_seconds": 0},
         workers={"drain_seconds": 1},
     )
     try:

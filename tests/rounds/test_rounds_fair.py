@@ -38,7 +38,7 @@ def fleet(
     if request.param == "postgres":
         url = request.getfixturevalue("postgres_server").create_database()
     llm = {"base_url": model.start(), "model": "tests-1", "stream": False}
-    fleet = build_fleet(tmp_path, redis_server.url, url, llm=llm, sandbox={"warm_seconds": 0})
+    fleet = build_fleet(tmp_path, redis_server.url, url, llm=llm)
     yield fleet
     fleet.stop()
 

@@ -69,7 +69,7 @@ def fleet(
         # A limit that no test reaches: only work that a budget limits is counted before it has ended.
         budgets={"day": "rounds=1000"},
         # No sandbox waits and none is forked, so that every process below a worker belongs to its run.
-        sandbox={"warm_seconds": 0, "fork_server": False},
+        sandbox={"fork_server": False},
         workers={"drain_seconds": 1},
     )
     fleet.start("methods", "rounds", "rounds")

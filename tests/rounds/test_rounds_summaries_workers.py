@@ -98,7 +98,6 @@ def fleet(
         llm={"base_url": model.start(), "model": "tests-1", "stream": False, "tries": 1},
         models={"memory": {"model": GROUP, "output_price": 3}},
         agent={"lease_seconds": LEASE_SECONDS, "history_messages": 4, "summary_group": "memory"},
-        sandbox={"warm_seconds": 0},
         workers={"drain_seconds": 1},
     )
     fleet.start("methods", "rounds", "rounds")

@@ -189,20 +189,17 @@ class Lab:
             else os.geteuid()
         )
 
-    async def prepare(self, chat_key: str = "chat") -> None:
-        """Start a sandbox that waits for a chat's code."""
-        await self.manager.prepare(chat_key=chat_key, container_key=self.container(chat_key))
-
 
 async def _wait_for_forks(manager: SandboxManager, areas: Areas) -> None:
-    """Wait for the fork server, so that each test's runs are forked; where it does not work they are not."""
+    """Wait for the fork servers, so that each test's runs are forked; where they do not work they are not."""
     driver = manager._driver
     if isinstance(driver, BwrapDriver) and driver.forks is not None:
         spec = SandboxSpec(shared_dir=areas.shared_dir("x"), uploads_dir=areas.uploads_dir("x"), uid=0)
         base = read_base(driver._settings)
         layers = () if base is None else (base.path,)
         spec = dataclasses.replace(spec, layers=layers, preload=driver._settings.preload)
-        await driver.forks.ready(driver.forks.kind_of(spec))
+        for server in driver.forks:
+            await server.ready(server.kind_of(spec))
 
 
 @asynccontextmanager

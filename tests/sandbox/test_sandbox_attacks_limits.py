@@ -553,8 +553,7 @@ from sandbox_lab import lab
 async def main():
     async with lab(Path({root!r}), name={name!r}) as box:
         box.handlers["started"] = lambda: None
-        await box.prepare("waits")
-        await box.run({code!r})
+        await asyncio.gather(box.run({code!r}), box.run({waits!r}, chat_key="waits"))
 
 asyncio.run(main())
 """
@@ -585,6 +584,7 @@ async def test_attack_L11_killed_service_leaves_no_process_behind(
         tests=str(Path(__file__).parent),
         root=str(tmp_path / "service"),
         code=FORKS_AND_WAITS.replace("{last_words}", last_words),
+        waits="import time\ntime.sleep(60)",
         name=box.name,
     )
     service = subprocess.Popen(
@@ -594,6 +594,7 @@ async def test_attack_L11_killed_service_leaves_no_process_behind(
     try:
         wait_until(lambda: len(host_processes(box.user())) >= 32, what="the code's 32 processes")
         users = [box.user(), box.user("waits")]
+        wait_until(lambda: bool(host_processes(users[1])), what="the other run")
         assert all(host_processes(user) for user in users)
     finally:
         os.kill(service.pid, signal.SIGKILL)
@@ -653,8 +654,6 @@ async def test_attack_L12_many_runs_leave_nothing_behind(box: Lab, runs: int) ->
     await box.run("print('warm up')")
     before = leftovers()
     for number in range(runs):
-        if number % 2:
-            await box.prepare()
         await box.run(endings[number % len(endings)])
     assert leftovers() == before
     assert nothing_runs(box)
@@ -715,12 +714,14 @@ def test_full_pipes_of_its_own_user_do_not_prevent_a_start(other_user: None) -> 
 
 async def _third(box: Lab, first: Any, second: Any, both: asyncio.Barrier) -> None:
     """Run two chats that hold both users, and a third one at the same time."""
-    others = [asyncio.create_task(first), asyncio.create_task(box.prepare("b"))]
-    await others[1]
-    while both.n_waiting == 0:
+    waiting = asyncio.Event()
+    box.handlers["wait"] = waiting.wait
+    others = [asyncio.create_task(first), asyncio.create_task(box.run("wait()", chat_key="b"))]
+    while both.n_waiting == 0 or all(name != "wait" for name, *_ in box.calls):
         await asyncio.sleep(0.01)
     try:
         await second
     finally:
+        waiting.set()
         await both.abort()
-        await others[0]
+        await asyncio.wait(others)

@@ -160,11 +160,6 @@ async def test_container_refuses_the_attacks(contained: Lab) -> None:
         assert done == {}
 
 
-async def test_container_is_warm_when_prepared(contained: Lab) -> None:
-    await contained.prepare()
-    assert (await contained.run("print(1)")).warm
-
-
 async def test_container_leaves_nothing_behind(contained: Lab) -> None:
     before = set(Path(tempfile.gettempdir()).glob(f"nekro-box-{os.getpid()}-*"))
     for code in ("print(1)", "1/0", "while True: print('x' * 9999)"):

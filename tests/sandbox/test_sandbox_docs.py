@@ -83,7 +83,7 @@ def test_default_limits_are_those_of_the_page_and_of_the_design() -> None:
         "max_processes": 64, "max_file_bytes": 32 * mebi, "tmp_bytes": 64 * mebi,
         "shared_bytes": 256 * mebi, "shared_files": 2000, "output_keep_bytes": mebi >> 4,
         "argument_bytes": mebi, "return_bytes": 8 * mebi, "max_calls": 200, "max_calls_in_flight": 8,
-        "max_concurrent": 4, "warm_seconds": 60,
+        "max_concurrent": 4,
     }.items() <= settings.model_dump().items()  # fmt: skip
     assert process_limits(settings) == {
         "AS": 1 << 30, "CORE": 1, "CPU": 30, "FSIZE": 32 * mebi, "MEMLOCK": 0, "MSGQUEUE": 0, "NOFILE": 256,

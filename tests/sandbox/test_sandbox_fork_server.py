@@ -18,9 +18,10 @@ from broker_config.settings import SandboxSettings
 from nekro.sandbox.driver import Sandbox
 from nekro.sandbox.drivers.bwrap import BwrapDriver
 from nekro.sandbox.drivers.fork_link import Kind
-from nekro.sandbox.drivers.fork_server import ForkServer
+from nekro.sandbox.drivers.fork_server import ForkServer, imports_packages
 from nekro.sandbox.drivers.selection import check_fork_server
 from nekro.sandbox.limits import proc_files
+from nekro.sandbox.limits.cgroups import Group, _GroupV1, _GroupV2
 from nekro.sandbox.models import StopType
 
 #: Without the base layer: its packages take a second to import.
@@ -37,11 +38,19 @@ async def forks(tmp_path: Path, bwrap_driver: BwrapDriver) -> AsyncIterator[Lab]
         yield made
 
 
-def server_of(box: Lab) -> ForkServer:
-    """The fork server of a lab."""
+def server_of(box: Lab, *, loaded: bool = False) -> ForkServer:
+    """The fork server of a lab for programs without packages, or with them."""
     driver = box.manager._driver
     assert isinstance(driver, BwrapDriver) and driver.forks is not None
-    return driver.forks
+    with_packages, without = driver.forks
+    return with_packages if loaded else without
+
+
+def sandbox_is_grouped(box: Lab) -> bool:
+    """Whether sandboxes have control groups here."""
+    driver = box.manager._driver
+    assert isinstance(driver, BwrapDriver)
+    return driver._cgroups[0] is not None
 
 
 def id_of(pidfd: int) -> int:
@@ -49,9 +58,9 @@ def id_of(pidfd: int) -> int:
     return int(proc_files.field_of(proc_files.read(f"/proc/self/fdinfo/{pidfd}"), b"Pid"))
 
 
-def template_of(box: Lab) -> int:
+def template_of(box: Lab, *, loaded: bool = False) -> int:
     """Host id of the template that forks now."""
-    server = server_of(box)._server
+    server = server_of(box, loaded=loaded)._server
     assert server is not None
     return id_of(server.template)
 
@@ -93,9 +102,10 @@ async def test_forks_runs_and_says_so(forks: Lab) -> None:
 async def test_process_that_runs_one_program_starts_no_fork_server(tmp_path: Path) -> None:
     driver = BwrapDriver(SandboxSettings(**BARE))
     assert driver.forks is not None
-    kind = Kind(layers=(), preload=(), areas=())
-    assert not driver.forks.is_ready(kind) and driver.forks._starting is None
-    assert not driver.forks.is_ready(kind) and driver.forks._starting is not None
+    for server in driver.forks:
+        kind = Kind(layers=(), preload=(), packages=server._packages, areas=())
+        assert not server.is_ready(kind) and server._starting is None
+        assert not server.is_ready(kind) and server._starting is not None
     await driver.close()
 
 
@@ -114,10 +124,42 @@ report(open("/proc/1/cmdline", "rb").read().split(b"\\0")[-2].isdigit())
     assert answer["reports"] == [[65534, ["shared", "uploads"], True], [], True]
 
 
-async def test_attack_K25_template_and_keeper_are_out_of_reach(forks: Lab) -> None:
-    code = f"""
+#: As the comment of a program, it makes the program run in a fork of the template that has packages.
+MENTION = {False: "", True: "# numpy\n"}
+both = pytest.mark.parametrize("loaded", [False, True], ids=["bare", "loaded"])
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("print('hello')", False),
+        ("import os, json\nfrom datetime import date\n  import re", False),
+        ("print('1 import of goods')  # from here on", False),
+        ("import os, numpy", True),
+        ("__import__('matplotlib')", True),
+        ("if True:\n    import seaborn as sns", True),
+        ("from own_module import value", True),
+    ],
+)
+def test_code_that_seems_to_import_packages_is_told_by_its_text(code: str, expected: bool) -> None:
+    assert imports_packages([code, ""]) is imports_packages(["", code]) is expected
+
+
+@both
+async def test_runs_are_forked_from_the_template_of_their_kind(forks: Lab, loaded: bool) -> None:
+    server = server_of(forks, loaded=loaded)._server
+    assert server is not None
+    seen: list[int] = []
+    forks.handlers["look"] = lambda: seen.append(len(server.running))
+    assert await is_forked(forks, MENTION[loaded] + "look()\nreport(1)")
+    assert seen == [1]
+
+
+@both
+async def test_attack_K25_template_and_keeper_are_out_of_reach(forks: Lab, loaded: bool) -> None:
+    code = f"""{MENTION[loaded]}
 attempt("processes", lambda: sorted(int(n) for n in os.listdir("/proc") if n.isdigit()))
-for pid in (1, os.getppid(), {template_of(forks)}):
+for pid in (1, os.getppid(), {template_of(forks, loaded=loaded)}):
     attempt(f"memory of {{pid}}", lambda: open(f"/proc/{{pid}}/mem", "rb").read(1))
     attempt(f"maps of {{pid}}", lambda: open(f"/proc/{{pid}}/maps", "rb").read(1))
     attempt(f"root of {{pid}}", lambda: os.listdir(f"/proc/{{pid}}/root"))
@@ -127,7 +169,7 @@ for pid in (1, os.getppid(), {template_of(forks)}):
     attempt(f"trace {{pid}}", lambda: syscall(101, 16, pid, 0, 0))
     attempt(f"descriptor {{pid}}", lambda: syscall(434, pid, 0))
 attempt("parent", os.getppid)
-attempt("stop the template", lambda: os.kill({template_of(forks)}, 19))
+attempt("stop the template", lambda: os.kill({template_of(forks, loaded=loaded)}, 19))
 attempt("abstract sockets", lambda: open("/proc/net/unix").read().count("\\n"))
 areas = "/opt/sandbox/areas"
 attempt("areas", lambda: [os.listdir(f"{{areas}}/{{name}}") for name in os.listdir(areas)])
@@ -137,7 +179,7 @@ attempt("descriptors", lambda: sorted(int(fd) for fd in os.listdir("/proc/self/f
 attempt("mounts", lambda: [l for l in open("/proc/self/mountinfo") if "areas" in l])
 """
     attempts = await forks.attempts(code)
-    assert template_of(forks) > 2
+    assert template_of(forks, loaded=loaded) > 2
     answers = {label: outcome[1] for label, outcome in attempts.items() if outcome[0] == "done"}
     assert answers == {
         "processes": "[1, 2]",
@@ -159,7 +201,8 @@ async def test_attack_K26_signals_to_all_end_only_the_run(forks: Lab) -> None:
     assert template_of(forks) == template
 
 
-async def test_attack_K27_what_a_run_changes_is_not_seen_by_the_next(forks: Lab) -> None:
+@both
+async def test_attack_K27_what_a_run_changes_is_not_seen_by_the_next(forks: Lab, loaded: bool) -> None:
     change = """
 import builtins, ctypes, json, sys
 builtins.planted = json.planted = sys.planted = 1
@@ -170,26 +213,103 @@ small.value = b"\\x09"
 open("/tmp/planted", "w").close()
 open("/dev/shm/planted", "w").close()
 """
-    assert (await forks.run(change)).stop_type is StopType.NORMAL
+    assert (await forks.run(MENTION[loaded] + change)).stop_type is StopType.NORMAL
     look = """
 import builtins, json, os, sys
 found = [hasattr(place, "planted") for place in (builtins, json, sys)]
 report([found, "planted" in sys.modules, "/app/shared" in sys.path, str(250 + int("1"))])
 report(os.listdir("/tmp") + os.listdir("/dev/shm"))
 """
-    await forks.run(look)
+    await forks.run(MENTION[loaded] + look)
     assert forks.reports == [[[False] * 3, False, False, "251"], []]
 
 
-async def test_attack_K28_random_state_is_not_shared(forks: Lab) -> None:
+@both
+async def test_attack_K28_random_state_is_not_shared(forks: Lab, loaded: bool) -> None:
     code = """
 import random, secrets, tempfile, uuid
 report([random.random(), secrets.token_hex(8), str(uuid.uuid4()), tempfile.mktemp()])
 """
     for _ in range(3):
-        assert (await forks.run(code)).stop_type is StopType.NORMAL
+        assert (await forks.run(MENTION[loaded] + code)).stop_type is StopType.NORMAL
     for values in zip(*forks.reports, strict=True):
         assert len(set(values)) == 3, values
+
+
+@both
+async def test_attack_K29_locks_and_threads_are_as_in_a_new_process(forks: Lab, loaded: bool) -> None:
+    code = """
+import logging, os, threading
+alone = len(os.listdir("/proc/self/task"))
+def work():
+    import decimal
+    logging.getLogger("x").warning("from a thread")
+    done.append(decimal.Decimal(1))
+done = []
+thread = threading.Thread(target=work)
+thread.start()
+thread.join(20)
+report([alone, len(done), threading.main_thread().is_alive(), threading.active_count()])
+"""
+    assert (await forks.run(MENTION[loaded] + code)).stop_type is StopType.NORMAL
+    assert forks.reports == [[1, 1, True, 1]]
+    assert len(os.listdir(f"/proc/{template_of(forks, loaded=loaded)}/task")) == 1
+
+
+async def test_attack_K30_pages_of_the_template_that_a_run_writes_count_as_its_own(forks: Lab) -> None:
+    if not sandbox_is_grouped(forks):
+        pytest.skip("no control group counts memory here")
+    code = """
+import ctypes, re
+pages = []
+for line in open("/proc/self/maps"):
+    found = re.match("([0-9a-f]+)-([0-9a-f]+) rw-p .* 0 +(?!.stack)", line)
+    if found:
+        first, end = (int(word, 16) for word in found.groups())
+        pages += range(first, end, 4096)
+resident = open("/proc/self/pagemap", "rb", buffering=0)
+def is_present(page):
+    resident.seek(page // 4096 * 8)
+    return resident.read(8)[7] & 0x80
+pages = [page for page in pages if is_present(page)]
+look()
+for page in pages:
+    ctypes.memmove(page, page, 1)
+look()
+report(len(pages))
+"""
+    seen: list[int] = []
+    forks.handlers["look"] = lambda: seen.append(sandbox_of(forks).usage().memory_bytes or 0)
+    result = await forks.run(code)
+    assert result.stop_type is StopType.NORMAL, result
+    (pages,) = forks.reports
+    before, after = seen
+    assert pages > 500 and before < after and pages * 4096 <= after
+
+
+@both
+async def test_attack_K31_keeper_and_template_hold_little(forks: Lab, loaded: bool) -> None:
+    template = template_of(forks, loaded=loaded)
+    for pid in (template, parent_of(template)):
+        status = proc_files.read(f"/proc/{pid}/status")
+        value = {
+            name: proc_files.field_of(status, name)
+            for name in (
+                b"Seccomp",
+                b"Seccomp_filters",
+                b"NoNewPrivs",
+                b"CapEff",
+                b"CapPrm",
+                b"CapBnd",
+                b"Uid",
+            )
+        }
+        assert (value[b"Seccomp"], value[b"Seccomp_filters"], value[b"NoNewPrivs"]) == (b"2", b"1", b"1")
+        # SETGID, SETUID, SYS_CHROOT and SYS_ADMIN, in a user namespace of their own.
+        assert int(value[b"CapEff"], 16) == int(value[b"CapPrm"], 16) == 0x2400C0
+        assert os.readlink(f"/proc/{pid}/ns/user") != os.readlink("/proc/self/ns/user")
+        uids = {int(word) for word in value[b"Uid"].split()}
+        assert len(uids) == 1 and (os.geteuid() != 0 or min(uids) >= forks.settings.uid_range_start)
 
 
 async def test_packages_are_imported_and_set_up(tmp_path: Path, bwrap_driver: BwrapDriver) -> None:
@@ -211,6 +331,9 @@ plt.show()
         assert values[1:] == others[1:] == [150, "agg"]
         assert values[0] != others[0]
         assert "[figure saved as /app/shared/figure-1.png]" in results[0].output
+        box.reports.clear()
+        await box.run("import sys\nreport([name for name in sys.modules if name.startswith('num' + 'py')])")
+        assert box.reports == [[]]
 
 
 async def test_attack_L18_many_processes_of_one_run_stop_no_other(forks: Lab) -> None:
@@ -327,6 +450,67 @@ async def test_no_run_is_lost_while_templates_are_killed_and_frozen_under_load(
     assert await is_forked(forks)
 
 
+def starve(group: Group, lack: str) -> None:
+    """Leave a control group hardly any processor time or memory."""
+    if isinstance(group, _GroupV2):
+        files = {"processor": [("cpu.max", "1000 100000")], "memory": [("memory.max", "65536")]}
+        path = dict.fromkeys(files, group.path)
+    else:
+        assert isinstance(group, _GroupV1)
+        limits = [(f"memory.{name}limit_in_bytes", "65536") for name in ("", "memsw.")]
+        files = {"processor": [("cpu.cfs_quota_us", "1000")], "memory": limits}
+        path = {"processor": group.paths["cpu"], "memory": group.paths["memory"]}
+    for name, value in files[lack]:
+        (path[lack] / name).write_text(value)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("lack", ["processor", "memory"])
+async def test_no_run_is_lost_while_templates_starve_under_load(
+    forks: Lab, monkeypatch: pytest.MonkeyPatch, lack: str
+) -> None:
+    monkeypatch.setattr("nekro.sandbox.drivers.fork_link._FORK_SECONDS", 0.5)
+    if not sandbox_is_grouped(forks):
+        pytest.skip("no control group limits a template here")
+    driver = forks.manager._driver
+    assert isinstance(driver, BwrapDriver) and driver._cgroups[0] is not None
+    groups: dict[int, Group] = {}
+    over = asyncio.Event()
+
+    async def harm() -> None:
+        while not over.is_set():
+            server = server_of(forks)._server
+            template = 0 if server is None or server.template < 0 else id_of(server.template)
+            if template and template not in groups and driver._cgroups[0] is not None:
+                groups[template] = driver._cgroups[0].create()
+                with contextlib.suppress(OSError):  # it has ended
+                    groups[template].attach(template)
+                    starve(groups[template], lack)
+            await asyncio.sleep(0.1)
+
+    async def chat(number: int) -> None:
+        code = "import time\ntime.sleep(0.05)\nprint({}, echo(1)[0][0])"
+        for run in range(6):
+            result = await forks.run(code.format(run), chat_key=f"chat{number}")
+            assert (result.stop_type, result.output) == (StopType.NORMAL, f"{run} 1\n"), result
+
+    harming = asyncio.create_task(harm())
+    try:
+        await asyncio.gather(*(chat(number) for number in range(4)))
+    finally:
+        over.set()
+        await harming
+        for group in groups.values():  # ends the templates in them
+            assert await asyncio.to_thread(group.remove)
+    server = server_of(forks)
+    for _ in range(2):  # the second one starts a server where the last one was retired
+        await forks.run("print(1)")
+    await until(lambda: server._server is not None and server._server.takes_runs)
+    assert server._server is not None
+    assert server._server.running == {} and server._server.waiting == {}
+    assert groups and await is_forked(forks)
+
+
 async def test_template_that_stays_frozen_is_replaced(forks: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nekro.sandbox.drivers.fork_link._FORK_SECONDS", 0.1)
     monkeypatch.setattr("nekro.sandbox.drivers.fork_link.GUARD_SECONDS", 0.1)
@@ -362,12 +546,18 @@ async def test_template_is_replaced_after_many_forks(
         if server.reason:
             pytest.skip(server.reason)
         first = template_of(box)
+        look = "import ctypes\nreport([id(int), ctypes.addressof(ctypes.pythonapi.Py_IncRef), hash('text')])"
+        await box.run(look)
         open_files = len(os.listdir(f"/proc/{first}/fd"))
-        for _ in range(3):
+        for _ in range(2):
             await box.run("print(1)")
         await until(lambda: template_of(box) != first)
         # It has no descriptor of the run that was its predecessor's last.
         assert len(os.listdir(f"/proc/{template_of(box)}/fd")) == open_files
+        await box.run(look)
+        # Another layout of the address space and another seed.
+        one, other = box.reports
+        assert all(left != right for left, right in zip(one, other, strict=True))
         assert await is_forked(box)
 
 

@@ -253,23 +253,6 @@ def _wait_for_end(box: Lab) -> None:
     wait_until(lambda: not sandbox.alive, what="the end of the sandbox")
 
 
-async def test_a_waiting_sandbox_whose_guard_fails_is_killed_and_replaced(
-    bwrap_driver: object, tmp_path: Path, released: threading.Event
-) -> None:
-    started: list[Any] = []
-
-    def spoil(sandbox: Any) -> None:
-        if not started:
-            sandbox.processes = faulty("cannot read", released)
-        started.append(sandbox)
-
-    async with faulty_lab(tmp_path, spoil) as box:
-        await box.prepare()
-        await asyncio.to_thread(wait_until, lambda: not started[0].alive, what="the end of the sandbox")
-        result = await box.run("print(1)")
-    assert (result.stop_type, result.warm, len(started)) == (StopType.NORMAL, False, 2)
-
-
 async def test_a_look_that_never_settles_counts_as_a_stall() -> None:
     ended: list[tuple[Limit, str | None]] = []
     guards = Guards(alive=lambda: not ended, end=lambda *end: ended.append(end), bound_seconds=0.2)

@@ -187,14 +187,6 @@ async def test_layer_is_built_once_and_chosen_per_container(shop: Lab, index: In
     assert (await shop.run("import beta; print(beta.BASE)", chat_key="two")).output == "41\n"
 
 
-async def test_waiting_sandbox_from_before_the_package_is_not_used(shop: Lab) -> None:
-    await shop.prepare()
-    await shop.run("dynamic_importer('beta')")
-    await shop.prepare()
-    result = await shop.run("import beta; print(beta.BASE)")
-    assert (result.output, result.warm) == ("41\n", True)
-
-
 async def test_available_module_is_imported_at_once(shop: Lab, index: Index) -> None:
     result = await shop.run("print(dynamic_importer('json').__name__)")
     assert (result.output, index.requests) == ("json\n", [])

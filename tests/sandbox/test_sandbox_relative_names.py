@@ -40,14 +40,6 @@ async def test_relative_names_are_shared_files(box: Lab) -> None:
     assert files_of(box.shared()) == WRITTEN and not any(path.is_symlink() for path in box.shared().iterdir())
 
 
-async def test_a_prepared_sandbox_has_the_same_working_directory(box: Lab) -> None:
-    await box.prepare()
-    result = await box.run(WRITERS)
-    assert (result.warm, result.error, box.reports) == (True, None, ["/app/shared"])
-    later = await box.run("print(open('notes.txt').read(), open('plots/deep/copy.txt').read())")
-    assert later.output == "notes notes\n"
-
-
 @pytest.mark.usefixtures("other_user")
 def test_relative_names_work_for_a_service_that_is_not_root() -> None:
     result = as_other_user({"code": WRITERS})
@@ -176,8 +168,7 @@ raise ValueError('for its traceback')
 
 async def test_attack_F12_modules_planted_by_relative_names_are_not_imported(box: Lab) -> None:
     assert (await box.run(PLANT)).output == ""
-    await box.prepare()
-    for _ in range(2):  # prepared, then started for the run
+    for _ in range(2):
         result = await box.run(BYSTANDER)
         assert result.stop_type is StopType.ERROR and "ValueError: for its traceback" in result.output
         assert "42" in result.output and "planted" not in result.output.replace("planted by", "")

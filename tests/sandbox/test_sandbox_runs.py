@@ -514,7 +514,6 @@ async def test_call_cancelled_by_another_party_is_an_error_at_its_line(box: Lab)
 async def test_runs_on_uvloop_in_a_thread(bwrap_driver: BwrapDriver, tmp_path: Path) -> None:
     async def run() -> str:
         async with lab(tmp_path, use=bwrap_driver) as box:
-            await box.prepare()
             return str((await box.run("print(echo(1))")).output)
 
     assert await asyncio.to_thread(uvloop.run, run()) == "((1,), {})\n"

@@ -12,8 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from nekro.sandbox.filter.calls import ALLOWED, NUMBERS, PROGRAMS, REFUSED, UNSUPPORTED
-from nekro.sandbox.filter.seccomp import AUDIT_ARCH, RET_ALLOW, RET_ERRNO, RET_KILL_PROCESS, build_filter
+from nekro.sandbox.filter.calls import ALLOWED, FORK_SERVER, NUMBERS, PROGRAMS, REFUSED, UNSUPPORTED
+from nekro.sandbox.filter.seccomp import (
+    AUDIT_ARCH,
+    RET_ALLOW,
+    RET_ERRNO,
+    RET_KILL_PROCESS,
+    build_filter,
+    waiting_filter,
+)
 
 ARCHITECTURES = sorted(AUDIT_ARCH)
 #: SHA-256 of the programs: a change here changes the isolation, and must be intended.
@@ -121,11 +128,38 @@ def test_every_listed_call_is_permitted_with_ordinary_arguments(machine: str) ->
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
 def test_every_name_has_a_number_where_the_architecture_has_the_call(machine: str) -> None:
-    names = ALLOWED | REFUSED | UNSUPPORTED | set(PROGRAMS)
+    names = ALLOWED | REFUSED | UNSUPPORTED | set(PROGRAMS) | set(FORK_SERVER)
     absent = names - NUMBERS[machine].keys()
     assert NUMBERS[machine].keys() <= names
     # The generic table lacks calls that were replaced by forms with a directory or flags.
     assert absent == (set() if machine == "x86_64" else OLD_FORMS)
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_fork_server_may_make_sandboxes_and_nothing_else_besides(machine: str) -> None:
+    program = build_filter(machine, strict_memory=False, also=FORK_SERVER)
+    numbers = NUMBERS[machine]
+
+    def of(name: str) -> int:
+        return simulate(program, machine=machine, number=numbers[name])
+
+    assert {of(name) for name in FORK_SERVER} == {RET_ALLOW}
+    assert {of(name) for name in (REFUSED & numbers.keys()) - set(FORK_SERVER)} == {denied(errno.EPERM)}
+    for unlisted in (250, 280, 321, 425, 438, 440):  # keys, BPF, io_uring, memory and descriptors of others
+        if unlisted not in numbers.values():
+            assert simulate(program, machine=machine, number=unlisted) == denied(errno.ENOSYS)
+
+
+def test_process_that_waits_may_do_nothing_else() -> None:
+    machine = platform.machine()
+    allowed = {
+        name
+        for name, number in NUMBERS[machine].items()
+        if simulate(waiting_filter(), machine=machine, number=number) == RET_ALLOW
+    }
+    assert allowed <= {
+        "pause", "ppoll", "rt_sigreturn", "restart_syscall", "futex", "write", "exit_group",
+    }  # fmt: skip
 
 
 OLD_FORMS = {

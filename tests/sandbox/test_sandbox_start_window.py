@@ -40,6 +40,7 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from broker_config.settings import SandboxSettings
 from nekro.sandbox.manager import SandboxManager
+from nekro.sandbox.models import RunRequest
 from nekro.sandbox.drivers import bwrap
 from sandbox_lab import Areas
 
@@ -75,8 +76,10 @@ async def serve(driver, point, delay):
     prepare_death(point, delay)
     manager = SandboxManager(SandboxSettings(), Areas(root=Path({root!r})), driver=driver)
     container = "killed-" + str(os.getpid())
-    await manager.prepare(chat_key="chat", container_key=container)
-    time.sleep(2)  # a late timer
+    await manager.run(RunRequest(
+        run_id="run", chat_key="chat", container_key=container, code="import time\ntime.sleep(60)",
+        methods=(), dispatch=None,
+    ))
 
 driver = bwrap.BwrapDriver(SandboxSettings())
 driver.tools, driver.interpreter, driver._cgroups, driver._filter, driver._runner

@@ -137,7 +137,7 @@ print(asyncio.run(probe(BwrapDriver(SandboxSettings()), SandboxSettings())).reas
         run_id="u2", chat_key="c", container_key="b", code=code, methods=(), dispatch=_no_call
     )
     sandbox = await driver.start(spec)
-    run = SandboxRun(sandbox, request, settings=settings, driver="bwrap", warm=False)
+    run = SandboxRun(sandbox, request, settings=settings, driver="bwrap")
     result = await run.execute(methods={}, dispatch=_no_call)
     assert result.stop_type is StopType.NORMAL, result.output
     assert "bubblewrap could not start a sandbox" in result.output

@@ -21,7 +21,7 @@ from loguru import logger
 from broker_config.settings import SandboxSettings
 from nekro.sandbox.driver import Enforcement, IsolationCheck, SandboxSpec, check_of
 from nekro.sandbox.drivers.bwrap_args import LAYERS_INSIDE, BwrapFds, bwrap_arguments
-from nekro.sandbox.drivers.fork_server import ForkServer
+from nekro.sandbox.drivers.fork_server import ForkServer, ForkServers
 from nekro.sandbox.drivers.isolated import (
     IsolatedStart,
     Tools,
@@ -121,8 +121,10 @@ class BwrapDriver:
         Raises:
             SandboxUnavailableError: it cannot be started, or it is not isolated as intended.
         """
-        if self.forks is not None and (forked := await self._forked(self.forks, spec)) is not None:
-            return forked
+        if self.forks is not None:
+            forked = await self._forked(self.forks.of(spec), spec)
+            if forked is not None:
+                return forked
         async with isolated_start(self._cgroups[0]) as start:
             ours, theirs = socket.socketpair()
             start.on_failure.callback(ours.close)
@@ -175,22 +177,25 @@ class BwrapDriver:
             return None
 
     async def close(self) -> None:
-        """End the fork server."""
+        """End the fork servers."""
         if self.forks is not None:
             await self.forks.close()
 
     @cached_property
-    def forks(self) -> ForkServer | None:
-        """The fork server; None where the settings turn it off."""
+    def forks(self) -> ForkServers | None:
+        """The fork servers; None where the settings turn them off."""
         if not self._settings.fork_server:
             return None
-        return ForkServer(
-            self._settings,
-            tools=self.tools,
-            interpreter=self.interpreter,
-            filter_program=self._filter,
-            zero_device=self._cgroups[0] is not None,
-            root_mode=self.root_mode,
+        return ForkServers(
+            lambda packages: ForkServer(
+                self._settings,
+                packages=packages,
+                tools=self.tools,
+                interpreter=self.interpreter,
+                filter_program=self._filter,
+                zero_device=self._cgroups[0] is not None,
+                root_mode=self.root_mode,
+            )
         )
 
     def _descriptors(self, spec: SandboxSpec, start: IsolatedStart) -> BwrapFds:

@@ -279,7 +279,6 @@ class ContainerSandbox:
     #: Working directory of the engine's client.
     home: Path
     on_close: list[Callable[[], object]]
-    on_take: list[Callable[[], object]] = field(default_factory=list)
     scratch_dir: Path | None = None
     shares_user: bool = False
     is_forked: bool = False

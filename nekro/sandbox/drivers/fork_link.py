@@ -38,6 +38,8 @@ class Kind:
 
     layers: tuple[Path, ...]
     preload: tuple[str, ...]
+    #: Packages that its template imports where they exist.
+    packages: tuple[str, ...]
     #: Parents of the chats' directories, for a service that is an ordinary user; else empty.
     areas: tuple[Path, ...]
 

@@ -10,8 +10,11 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import socket
+import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -24,6 +27,8 @@ from nekro.sandbox.drivers.fork_link import ForkLink, Kind, launch_server
 from nekro.sandbox.drivers.forked import ids_of, verify_namespaces
 from nekro.sandbox.drivers.isolated import Tools, isolated_start, memory_file, verify_isolation
 from nekro.sandbox.drivers.process import ProcessSandbox, expect_hello
+from nekro.sandbox.filter.calls import FORK_SERVER
+from nekro.sandbox.filter.seccomp import build_filter, waiting_filter
 from nekro.sandbox.guest.namespaces import clone_mount
 from nekro.sandbox.interpreter import PROGRAM_INSIDE, Interpreter, guest_program
 from nekro.sandbox.limits.cgroups import Group
@@ -32,26 +37,67 @@ from nekro.sandbox.users import UserHold, hold_user, pool_range
 from nekro_agent.durations import FRESH_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError
 
-__all__ = ["PACKAGES", "ForkServer"]
+__all__ = ["PACKAGES", "ForkServer", "ForkServers", "imports_packages"]
 
-#: Packages that a template imports where they exist: those of the base layer that programs import most.
+#: Packages of the base layer that programs import most.
 PACKAGES: Final = ("numpy", "pandas", "matplotlib.pyplot", "PIL.Image")
+_ROOTS: Final = tuple(name.partition(".")[0] for name in PACKAGES)
+_IMPORTED: Final = re.compile(r"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)
 #: A template is replaced after so many forks, so that runs do not share one address layout for long.
 _MOST_FORKS: Final = 1000
 #: Starts that fail one after the other double the pause this many times, to an hour.
 _MOST_DOUBLINGS: Final = 7
 _KEY: Final = "fork-server"
+#: Filters of each process: that of the fork server, and its own.
+_FILTERS: Final = 2
 #: The user that the kernel shows inside, of a service that is an ordinary user.
 _USER_INSIDE: Final = 65534
 
 
+def imports_packages(texts: Iterable[str]) -> bool:
+    """Whether code seems to import one of ``PACKAGES``, or what may do so.
+
+    Args:
+        texts: the code, and its variables.
+    """
+    return any(
+        any(name in text for name in _ROOTS)
+        or any(name not in sys.stdlib_module_names for name in _IMPORTED.findall(text))
+        for text in texts
+    )
+
+
+class ForkServers:
+    """A driver's fork servers: one whose template has imported packages, and one of a small template.
+
+    A fork copies the page tables of its template, and loads the pages that it touches. A program that imports
+    no package pays for those of the interpreter only; one that does so unexpectedly imports it itself.
+    """
+
+    def __init__(self, make: Callable[[tuple[str, ...]], ForkServer]) -> None:
+        self._loaded, self._bare = make(PACKAGES), make(())
+
+    def __iter__(self) -> Iterator[ForkServer]:
+        yield from (self._loaded, self._bare)
+
+    def of(self, spec: SandboxSpec) -> ForkServer:
+        """Return the one that forks this run."""
+        return self._loaded if spec.imports_packages else self._bare
+
+    async def close(self) -> None:
+        """End both; they can be started again."""
+        for server in self:
+            await server.close()
+
+
 class ForkServer:
-    """Starts the fork server of a driver when it is needed, replaces it, and forks runs."""
+    """Starts a fork server when it is needed, replaces it, and forks runs."""
 
     def __init__(
         self,
         settings: SandboxSettings,
         *,
+        packages: tuple[str, ...],
         tools: Tools,
         interpreter: Interpreter,
         filter_program: bytes,
@@ -59,6 +105,7 @@ class ForkServer:
         root_mode: bool,
     ) -> None:
         self._settings = settings
+        self._packages = packages
         self._tools = tools
         self._interpreter = interpreter
         self._filter = filter_program
@@ -78,7 +125,7 @@ class ForkServer:
     def kind_of(self, spec: SandboxSpec) -> Kind:
         """Return the kind of fork server that could fork this run."""
         areas = () if self._root_mode else (spec.shared_dir.parent, spec.uploads_dir.parent)
-        return Kind(layers=spec.layers, preload=spec.preload, areas=areas)
+        return Kind(layers=spec.layers, preload=spec.preload, packages=self._packages, areas=areas)
 
     @property
     def is_starting(self) -> bool:
@@ -193,12 +240,13 @@ class ForkServer:
             "tmp_bytes": self._settings.tmp_bytes,
             "path": [*layers, *self._interpreter.site_inside],
             "preload": kind.preload,
-            "packages": PACKAGES,
+            "packages": kind.packages,
             "seccomp": self._filter.hex(),
         }
         return {
             "users": (*pool_range(self._settings), hold.uid) if self._root_mode else None,
-            "seccomp": self._filter.hex(),
+            "seccomp": build_filter(strict_memory=False, also=FORK_SERVER).hex(),
+            "waiting_seccomp": waiting_filter().hex(),
             "most_forks": _MOST_FORKS,
             "template": json.dumps(template),
         }
@@ -248,8 +296,9 @@ class ForkServer:
                     async with asyncio.timeout(FRESH_SECONDS):
                         words = await output.read(4096)
                 raise SandboxUnavailableError(f"{exc}: {words.decode('utf-8', 'replace').strip()}") from exc
-            verify_isolation(process.run_pid, uid=spec.uid if self._root_mode else os.geteuid(), parent=None)
-            verify_isolation(process.pid, uid=server.hold.uid, parent=None)
+            uid = spec.uid if self._root_mode else os.geteuid()
+            verify_isolation(process.run_pid, uid=uid, parent=None, filters=_FILTERS)
+            verify_isolation(process.pid, uid=server.hold.uid, parent=None, filters=_FILTERS)
             verify_namespaces(process, ids_of(server.template)[0])
             undo.pop_all()
         return ProcessSandbox(

@@ -319,16 +319,17 @@ class _StartSockets:
             writer.close()
 
 
-def verify_isolation(pid: int, *, uid: int, parent: int | None) -> None:
+def verify_isolation(pid: int, *, uid: int, parent: int | None, filters: int = 1) -> None:
     """Read back from the kernel that a process is confined as intended.
 
     Args:
         parent: process that must have started it; another one means that the id was reused. None: the
             caller knows by a descriptor of the process that it runs.
+        filters: least number of seccomp filters; more than one is known since Linux 5.9.
 
     Raises:
         SandboxUnavailableError: it is another process, runs as another user or as root, keeps a
-            capability, may gain privileges, or has no seccomp filter.
+            capability, may gain privileges, or has too few seccomp filters.
     """
     status = proc_files.read(f"/proc/{pid}/status")
     problems = []
@@ -343,6 +344,8 @@ def verify_isolation(pid: int, *, uid: int, parent: int | None) -> None:
         problems.append("it may gain privileges")
     if proc_files.field_of(status, b"Seccomp") != b"2":
         problems.append("it has no seccomp filter")
+    elif filters > 1 and int(proc_files.field_of(status, b"Seccomp_filters")) < filters:
+        problems.append("it has no seccomp filter of its own")
     if problems:
         raise SandboxUnavailableError(f"the sandbox is not isolated: {', '.join(problems)}; no code was run")
 

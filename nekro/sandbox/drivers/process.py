@@ -171,7 +171,6 @@ class ProcessSandbox:
     shares_user: bool = False
     #: Whether the fork server made it.
     is_forked: bool = False
-    on_take: list[Callable[[], object]] = field(default_factory=list)
     on_close: list[Callable[[], object]] = field(default_factory=list)
     _closed: bool = False
     #: Held while ``pidfd`` is used or closed: guards use it from other threads.

@@ -50,8 +50,9 @@ async def check_fork_server(driver: SandboxDriver, settings: SandboxSettings) ->
     """Start the driver's fork server and run code in a fork; None where there is no fork server."""
     if not isinstance(driver, BwrapDriver) or driver.forks is None:
         return None
+    loaded, _ = driver.forks
     try:
-        run = await _run_once(driver, settings, forks=driver.forks)
+        run = await _run_once(driver, settings, forks=loaded)
     finally:
         await driver.close()
     return dataclasses.replace(run, name="fork server", needed=False, fix="" if run.ok else _COLD)
@@ -91,7 +92,7 @@ async def _run_once(
             if (blind := await asyncio.to_thread(_guards_are_blind, sandbox, settings)) is not None:
                 await sandbox.close()
                 return blind
-            run = SandboxRun(sandbox, request, settings=settings, driver=driver.name, warm=False)
+            run = SandboxRun(sandbox, request, settings=settings, driver=driver.name)
             result = await run.execute(methods={}, dispatch=_no_methods)
         except SandboxError as exc:
             return IsolationCheck(name="sandbox run", ok=False, detail=str(exc))

@@ -18,6 +18,7 @@ from typing import Final
 
 __all__ = [
     "ALLOWED",
+    "FORK_SERVER",
     "NUMBERS",
     "OWN_PROCESS_ONLY",
     "PROGRAMS",
@@ -112,6 +113,12 @@ PROGRAMS: Final = (
     "inotify_rm_watch",
 )  # fmt: skip
 
+#: Additionally allowed for the fork server, whose runs then get their own filter: making and entering
+#: namespaces and mounts, descriptors of processes, and every option of a process.
+FORK_SERVER: Final = (
+    "unshare", "setns", "mount", "umount2", "open_tree", "move_mount", "mount_setattr", "pidfd_open", "prctl",
+)  # fmt: skip
+
 
 _X86_64: Final = {
     "read": 0, "write": 1, "open": 2, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7,
@@ -157,6 +164,7 @@ _X86_64: Final = {
     "rseq": 334, "close_range": 436, "faccessat2": 439, "epoll_pwait2": 441, "fchmodat2": 452,
     "inotify_init": 253, "inotify_add_watch": 254, "inotify_rm_watch": 255, "inotify_init1": 294,
     "recvmmsg": 299, "sendmmsg": 307, "membarrier": 324,
+    "open_tree": 428, "move_mount": 429, "pidfd_open": 434, "mount_setattr": 442,
 }  # fmt: skip
 
 _AARCH64: Final = {
@@ -199,6 +207,7 @@ _AARCH64: Final = {
     "fchmodat2": 452,
     "inotify_init1": 26, "inotify_add_watch": 27, "inotify_rm_watch": 28, "flock": 32, "recvmmsg": 243,
     "sendmmsg": 269, "membarrier": 283,
+    "open_tree": 428, "move_mount": 429, "pidfd_open": 434, "mount_setattr": 442,
 }  # fmt: skip
 
 #: Architecture, as ``platform.machine()`` names it, to call name to number.

@@ -41,6 +41,7 @@ __all__ = [
     "none_of",
     "one_of",
     "pinned_tree",
+    "waiting_filter",
     "when_bits",
 ]
 
@@ -258,7 +259,7 @@ def build_filter(
         strict_processes: also deny changes to other processes of the same user (their limits,
             priority, processors). Needed without a process namespace: the service itself may be
             one of those processes.
-        also: more allowed calls, by name.
+        also: more allowed calls, by name, whatever their arguments.
 
     Raises:
         SandboxUnavailableError: the tables lack this architecture.
@@ -269,13 +270,14 @@ def build_filter(
         raise SandboxUnavailableError(
             f"no seccomp filter for {machine}; use {' or '.join(AUDIT_ARCH)}, or sandbox.driver=container"
         )
-    rules = _always((*ALLOWED, *also), allow_if())
+    rules = _always(ALLOWED, allow_if())
     rules |= _always(REFUSED, answer(errno.EPERM)) | _always(UNSUPPORTED, answer(errno.EOPNOTSUPP))
     rules |= _files() | _kernel_objects() | _sockets(families, strict_memory=strict_memory)
     rules |= _memory(strict=strict_memory)
     if strict_processes:
         rules |= _always(OWN_PROCESS_ONLY, allow_if(one_of(0, [0], otherwise=errno.EPERM)))
         rules |= _always(WHOLE_USERS, answer(errno.EPERM))
+    rules |= _always(also, allow_if())
     bodies = {numbers[name]: body for name, body in rules.items() if name in numbers}
     return pinned_tree(machine, bodies, otherwise=answer(errno.ENOSYS))
 
@@ -355,12 +357,14 @@ def _memory(*, strict: bool) -> dict[str, Program]:
 
 
 #: Read and write open descriptors, memory, locks and the end of threads and the process.
-_ALLOWED: Final = (
+_COMPUTING: Final = (
     "read", "readv", "write", "writev", "lseek", "close", "fstat", "newfstatat",
     "brk", "mmap", "munmap", "mremap", "mprotect", "madvise", "futex", "sched_yield", "rt_sigaction",
     "rt_sigprocmask", "rt_sigreturn", "sigaltstack", "clock_gettime", "getrandom", "getpid", "gettid",
     "exit", "exit_group", "restart_syscall",
 )  # fmt: skip
+#: Wait for signals, report an error, and end.
+_WAITING: Final = ("pause", "ppoll", "rt_sigreturn", "restart_syscall", "futex", "write", "exit_group")
 
 
 def computing_filter() -> bytes:
@@ -369,9 +373,18 @@ def computing_filter() -> bytes:
     Raises:
         SandboxUnavailableError: the tables lack this architecture.
     """
+    return _only(_COMPUTING)
+
+
+def waiting_filter() -> bytes:
+    """Return the filter of a process that does nothing; see ``computing_filter``."""
+    return _only(_WAITING)
+
+
+def _only(names: Iterable[str]) -> bytes:
     machine = platform.machine()
     numbers = NUMBERS.get(machine)
     if numbers is None:
         raise SandboxUnavailableError(f"no seccomp filter for {machine}; there are: {', '.join(AUDIT_ARCH)}")
-    bodies = {numbers[name]: allow_if() for name in _ALLOWED if name in numbers}
+    bodies = {numbers[name]: allow_if() for name in names if name in numbers}
     return pinned_tree(machine, bodies, otherwise=answer(errno.EPERM))

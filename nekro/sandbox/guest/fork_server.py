@@ -112,7 +112,7 @@ def be_first(config: dict[str, Any]) -> NoReturn:
         os.closerange(3, 1 << 16)
         signal(SIGCHLD, SIG_IGN)  # the kernel reaps orphans
         set_capabilities(0)
-        confine(bytes.fromhex(config["seccomp"]))
+        confine(bytes.fromhex(config["waiting_seccomp"]))
         while True:
             pause()
     except BaseException as exc:
@@ -443,6 +443,8 @@ def be_keeper(host: socket) -> NoReturn:
         set_option(PR_SET_DUMPABLE, 1)
         set_option(PR_SET_DEATH_SIGNAL, 9)
         hold_capabilities()
+        # Also of the templates and of all runs, which get a narrower one.
+        confine(bytes.fromhex(config["seccomp"]))
         Keeper(config, host).serve()
     except BaseException as exc:
         report_failure(exc)

@@ -279,14 +279,11 @@ def watch(
     sandbox: Sandbox,
     quota: Quota | None,
     settings: SandboxSettings,
-    *,
-    every_seconds: float = POLL_SECONDS,
 ) -> None:
     """Check a sandbox's disk and memory until the guards are closed.
 
     Args:
         quota: None where the kernel bounds the shared directory.
-        every_seconds: least time between two checks; the default is for running code.
     """
     quotas = {} if quota is None else {"disk": quota}
     if sandbox.scratch_dir is not None:
@@ -294,9 +291,9 @@ def watch(
     for name, watched in quotas.items():
         check = disk_check(sandbox, watched, most_file_bytes=settings.max_file_bytes)
         # Half as often as memory: measuring a directory costs more than reading counters.
-        guards.poll(name, check, every_seconds=max(every_seconds, 2 * POLL_SECONDS))
+        guards.poll(name, check, every_seconds=2 * POLL_SECONDS)
     if not sandbox.memory_bounded:
-        guards.poll("memory", memory_check(sandbox, settings), every_seconds=every_seconds)
+        guards.poll("memory", memory_check(sandbox, settings), every_seconds=POLL_SECONDS)
 
 
 def memory_check(sandbox: Sandbox, settings: SandboxSettings) -> Callable[[], Limit | None]:

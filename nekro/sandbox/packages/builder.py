@@ -151,7 +151,7 @@ class LayerBuilder:
             dispatch=dispatch,
         )
         sandbox = await self._driver.start(spec)
-        run = SandboxRun(sandbox, request, settings=self._settings, driver=self._driver.name, warm=False)
+        run = SandboxRun(sandbox, request, settings=self._settings, driver=self._driver.name)
         return await run.execute(methods={m.token: m for m in request.methods}, dispatch=dispatch)
 
     def _spec(self, base: Path, user: UserHold) -> SandboxSpec:
