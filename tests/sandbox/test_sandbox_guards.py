@@ -50,7 +50,6 @@ async def faulty_lab(root: Path, spoil: Callable[[Any], None], **changes: Any) -
     driver = FaultyDriver(SandboxSettings(**changes), spoil)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nekro.sandbox.run.GUARD_SECONDS", BOUND_SECONDS)
-        patch.setattr("nekro.sandbox.manager.GUARD_SECONDS", BOUND_SECONDS)
         async with lab(root, use=driver, **changes) as box:
             yield box
 

@@ -77,7 +77,7 @@ async def serve(driver, point, delay):
     manager = SandboxManager(SandboxSettings(), Areas(root=Path({root!r})), driver=driver)
     container = "killed-" + str(os.getpid())
     await manager.run(RunRequest(
-        run_id="run", chat_key="chat", container_key=container, code="import time\ntime.sleep(60)",
+        run_id="run", chat_key="chat", container_key=container, code="import time; time.sleep(60)",
         methods=(), dispatch=None,
     ))
 

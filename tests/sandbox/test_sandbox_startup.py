@@ -81,6 +81,7 @@ def test_doctor_prints_the_isolation_of_this_machine_line_by_line(
         "interpreter",
         "seccomp",
         "control groups",
+        "fork server",
         "network",
         "packages",
         "run",

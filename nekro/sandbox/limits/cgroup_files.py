@@ -80,7 +80,7 @@ def set_and_verify(path: Path, value: int | str) -> None:
 
 def write(path: Path, value: int | str) -> None:
     """Write a value; OSError when the file does not exist or the kernel refuses."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, str(value).encode())
     finally:
