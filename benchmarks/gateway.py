@@ -70,7 +70,9 @@ async def _delay(http: httpx.AsyncClient, base: str, posts: int) -> float:
 
 async def _measure(url: str, base: str, options: argparse.Namespace) -> dict[str, float]:
     """Return the figures of one server."""
-    limits = httpx.Limits(max_connections=options.clients + 2, max_keepalive_connections=options.clients + 2)
+    most = options.clients + 2
+    # Earlier than the servers close it: a request that is sent at that moment would fail.
+    limits = httpx.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=1)
     async with httpx.AsyncClient(base_url=url, headers=_headers(), limits=limits, timeout=60) as http:
 
         def post(number: int) -> Awaitable[httpx.Response]:
