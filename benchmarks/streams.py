@@ -38,10 +38,10 @@ _NUMBER: Final = re.compile(rb"^id: (\d+)(?:\.[0-9a-f]+)?\r?$", re.MULTILINE)
 _OPEN_SECONDS: Final = 300
 #: As ``Retry-After`` of such an answer says.
 _RETRY_SECONDS: Final = 1.0
-_IDLE_SECONDS: Final = 5.0
+_IDLE_SECONDS: Final = 2.0
 #: Announcements of events in a chat that no reader of the gateway follows.
 _ANNOUNCEMENTS, _AT_ONCE = 10_000, 50
-_SETTLE_SECONDS: Final = 2.0
+_SETTLE_SECONDS: Final = 1.0
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,8 @@ class Usage:
 
     redis_commands: float
     redis_cpu_seconds: float
+    #: Time in commands by Redis' own count; those inside scripts count twice.
+    redis_command_seconds: float
     redis_net_bytes: int
     #: Of the Redis with the results; 0 when they are in the same one.
     results_cpu_seconds: float
@@ -67,6 +69,7 @@ class Fleet:
         return Usage(
             redis_commands=int(info["total_commands_processed"]),
             redis_cpu_seconds=float(info["used_cpu_user"]) + float(info["used_cpu_sys"]),
+            redis_command_seconds=_command_seconds(info),
             redis_net_bytes=int(info["total_net_input_bytes"]) + int(info["total_net_output_bytes"]),
             results_cpu_seconds=results,
             worker_cpu_seconds=sum(cpu_seconds(worker.pid) for worker in self.workers),
@@ -180,6 +183,11 @@ async def opened_caller(fleet: Fleet) -> AsyncIterator[Caller]:
         yield caller
     finally:
         await services.close()
+
+
+def _command_seconds(info: Mapping[str, Any]) -> float:
+    commands = {name: value for name, value in info.items() if name.startswith("cmdstat_")}
+    return sum(float(value["usec"]) for name, value in commands.items() if name != "cmdstat_info") / 1e6
 
 
 def _resident_bytes(pid: int) -> int:

@@ -12,12 +12,16 @@ from pathlib import Path
 from benchmarks.harness.contender import NotAvailableError
 from benchmarks.harness.figures import percentile
 from benchmarks.harness.redis_server import RedisServer, redis_server
-from benchmarks.scaling.fleet import Caller, Fleet, Usage, opened_caller, running_fleet
+from benchmarks.scaling.fleet import Caller, Fleet, opened_caller, running_fleet
 from benchmarks.scaling.streams import StreamCosts, measure_streams
 from benchmarks.scaling.turns import CHECK, FIT, Turns, measure_turns
 from nekro.app import use_cases
 
 __all__ = ["Costs", "Figures", "Plan", "Throughput", "Waiting", "measure"]
+
+
+#: How calls that wait together are sent.
+_AT_ONCE, _STEP_SECONDS = 100, 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +92,7 @@ class Costs:
     worker_cpu_seconds_per_call: float
     caller_cpu_seconds_per_call: float
     idle_worker_commands_per_second: float
+    #: Of a Redis that is busy with calls.
     idle_worker_redis_cpu_share: float
     idle_worker_cpu_share: float
     #: All processes of a sandbox and its run; None where there is no sandbox.
@@ -156,18 +161,16 @@ def _turns(plan: Plan) -> Turns | None:
     return replace(turns, fit=tuple(found[:-1]), check=found[-1])
 
 
-def _redis_alone(server: RedisServer, seconds: float) -> Usage:
-    """Return the usage per second of an idle Redis and of reading its statistics."""
+def _redis_alone(server: RedisServer, seconds: float) -> float:
+    """Return the commands per second that reading the statistics of an idle Redis takes."""
     fleet = Fleet(settings=None, server=server, workers=())
     before, begin = fleet.usage(), time.perf_counter()
     time.sleep(seconds)
     used, gone = fleet.usage().since(before), time.perf_counter() - begin
-    return replace(
-        used, redis_commands=used.redis_commands / gone, redis_cpu_seconds=used.redis_cpu_seconds / gone
-    )
+    return used.redis_commands / gone
 
 
-async def _flooded(fleet: Fleet, plan: Plan, baseline: Usage) -> tuple[Throughput, Costs]:
+async def _flooded(fleet: Fleet, plan: Plan, baseline: float) -> tuple[Throughput, Costs]:
     async with opened_caller(fleet) as caller:
         await _flood(caller, plan.flood_calls // 10, in_flight=plan.in_flight)  # warm
         before, begin = fleet.usage(), time.perf_counter()
@@ -178,18 +181,16 @@ async def _flooded(fleet: Fleet, plan: Plan, baseline: Usage) -> tuple[Throughpu
         idle, idle_seconds = fleet.usage().since(idle_before), time.perf_counter() - begin
         run_cpu_seconds = await _run_cpu_seconds(caller, plan.runs)
     calls, workers = plan.flood_calls, len(fleet.workers)
+    # An idle Redis wakes up for each command, which takes longer than the command; a busy one does not.
+    per_command_second = used.redis_cpu_seconds / used.redis_command_seconds
     costs = Costs(
         redis_commands_per_call=used.redis_commands / calls,
         redis_cpu_seconds_per_call=used.redis_cpu_seconds / calls,
         redis_net_bytes_per_call=used.redis_net_bytes / calls,
         worker_cpu_seconds_per_call=used.worker_cpu_seconds / calls,
         caller_cpu_seconds_per_call=used.caller_cpu_seconds / calls,
-        idle_worker_commands_per_second=max(
-            0.0, (idle.redis_commands / idle_seconds - baseline.redis_commands) / workers
-        ),
-        idle_worker_redis_cpu_share=max(
-            0.0, (idle.redis_cpu_seconds / idle_seconds - baseline.redis_cpu_seconds) / workers
-        ),
+        idle_worker_commands_per_second=max(0.0, (idle.redis_commands / idle_seconds - baseline) / workers),
+        idle_worker_redis_cpu_share=per_command_second * idle.redis_command_seconds / idle_seconds / workers,
         idle_worker_cpu_share=idle.worker_cpu_seconds / idle_seconds / workers,
         run_cpu_seconds=run_cpu_seconds,
         broker_cpu_seconds_per_call=0.0,
@@ -243,7 +244,9 @@ async def _wait_together(fleet: Fleet, caller: Caller, waiting: int) -> Waiting:
     async with asyncio.TaskGroup() as group:
         for number in range(waiting):
             group.create_task(one(number))
-        await asyncio.sleep(0.8 * wait_seconds)
+            if number % _AT_ONCE == _AT_ONCE - 1:  # else a busy machine sends none within the time for it
+                await asyncio.sleep(_STEP_SECONDS)
+        await asyncio.sleep(wait_seconds / 2)
         redis_bytes, worker_bytes = fleet.redis_bytes(), fleet.worker_bytes()
     return Waiting(
         waiting=waiting,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -33,6 +34,7 @@ _PER_HOUR = (1.0, 10.0, 60.0)
 _CELL_TURNS = 100.0
 _OUTAGE_TURNS = 20.0
 _OUTAGES = (6.0, 13.0)
+_HOST_CORES = 16
 #: Of a server with a disk of its own.
 _FAST_SYNC_SECONDS = 0.001
 
@@ -157,13 +159,16 @@ def _chats(costs: Costs, turns: Turns, streams: StreamCosts) -> Iterator[str]:
     rows = []
     for per_hour in _PER_HOUR:
         rate = CHATS * per_hour / 3600
+        loops = rate * max(0.0, spent.cpu_seconds["rounds"] - runs) / FULL
         foreign = rate * spent.announcements * streams.foreign_cpu_seconds
         rows.append(
             (
                 f"{per_hour:g}",
                 f"{rate:,.0f}",
-                f"{rate * max(0.0, spent.cpu_seconds['rounds'] - runs) / FULL:,.0f}",
+                f"{loops:,.0f}",
                 f"{rate * runs / FULL:,.0f}",
+                f"{math.ceil((loops + rate * runs / FULL) / _HOST_CORES):,}",
+                f"{math.ceil(loops) * turns.idle_bytes['rounds'] / 2**30:,.0f}",
                 f"{rate * spent.cpu_seconds['methods'] / FULL:,.0f}",
                 f"{rate * spent.cpu_seconds['gateway'] / FULL:,.0f}",
                 f"{100 * foreign:,.0f} %",
@@ -180,6 +185,8 @@ def _chats(costs: Costs, turns: Turns, streams: StreamCosts) -> Iterator[str]:
             "turns/s",
             "cores: rounds",
             "sandboxes",
+            f"hosts of {_HOST_CORES} cores for both",
+            "their memory without runs, GiB",
             "methods",
             "gateways",
             "a gateway's core for others' announcements",

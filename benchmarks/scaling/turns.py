@@ -154,7 +154,7 @@ def part_costs(fit: tuple[Spent, ...]) -> TurnCosts:
     """Return the costs of the parts from those of the mixes of ``FIT``; none is negative."""
     words, one, tools, notes = fit
     return TurnCosts(
-        words=words,
+        words=_positive(words),
         code_round=_positive(one.plus(words, -1)),
         tool=_positive(tools.plus(one, -1).scaled(1 / FIT[2].tools)),
         note=_positive(notes.plus(one, -1).scaled(1 / FIT[3].notes)),
