@@ -16,6 +16,7 @@ from kombu.entity import Queue
 
 from broker_config.embedded import resolve_signing_key
 from broker_config.keys import Keys
+from broker_config.partitions import ChatServers, server_settings
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import Settings
 from broker_config.topology import lane_queue
@@ -46,12 +47,33 @@ class NekroApp(Celery):  # type: ignore[misc]
     """The application; carries the settings for components that Celery instantiates itself."""
 
     nekro_settings: Settings
+    #: The queue that this process consumes; None for a process that only calls.
+    lane: str | None = None
+    #: Place of its broker in ``servers``.
+    server: int = 0
     #: Whether the worker of this process will have more tasks soon: the import of a plugin still runs.
     awaits_plugins: Callable[[], bool] = staticmethod(lambda: False)
     #: On a worker: takes a task's name, id and argument. Returns what a recorded call returned, or its error;
     #: an empty result for a job or a chat without anything left to do; None if it has not ended. It blocks,
     #: and may raise StorageError.
     recorded_end: Callable[[str, str, Any], dict[str, Any] | NekroError | None] | None = None
+
+    @cached_property
+    def servers(self) -> tuple[NekroApp, ...]:
+        """The applications of all servers that chats are partitioned over, this one first.
+
+        The others have connections, queues and a result backend, but no tasks.
+        """
+        further = server_settings(self.nekro_settings)[1:]
+        apps = tuple(create_app(settings, lane=self.lane) for settings in further)
+        for number, app in enumerate(apps, start=1):
+            app.server = number
+        return (self, *apps)
+
+    @cached_property
+    def chats(self) -> ChatServers:
+        """Chooses among ``servers``."""
+        return ChatServers(self.nekro_settings.broker)
 
     @cached_property
     def task_seal(self) -> Seal:
@@ -87,6 +109,8 @@ class NekroApp(Celery):  # type: ignore[misc]
                     del group[connection]
         if self._backend is not None:
             self._backend.disconnect()
+        for app in vars(self).get("servers", ())[1:]:
+            app.close()
         super().close()
 
     def finalize(self, auto: bool = False) -> None:
@@ -129,8 +153,9 @@ def create_app(settings: Settings, *, lane: str | None = None) -> NekroApp:
         events="nekro.broker.celery.worker:BufferingEvents",
         task_cls="nekro.broker.celery.tasks:PrivateTask",
     )
-    app.nekro_settings = settings
+    app.nekro_settings, app.lane = settings, lane
     app.steps["consumer"].add("nekro.broker.delivery.leases:LeaseStep")
+    app.steps["consumer"].add("nekro.broker.celery.further_servers:FurtherServersStep")
     app.steps["consumer"].add("nekro.broker.celery.remote_control:RevocationStep")
     app.conf.update(checked_settings(celery_settings(settings, lane=lane)))
     return app

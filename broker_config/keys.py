@@ -5,6 +5,9 @@
 ``<prefix>refused``
     list of JSON ``{"reason", "bytes", "message"}``, does not expire: refused messages, newest first;
     ``message`` is the text as received, truncated to ``MAX_REFUSED_BYTES`` characters.
+``<prefix>dead_moving``
+    string, expires within seconds, on a further server of a partition: a worker moves the dead letters of
+    that server to the first one.
 ``<prefix>epochs``
     hash, does not expire: the server run that the data belongs to, and the number of published
     messages. It shows which messages Redis has lost; see ``nekro.broker.redis.losses``.
@@ -33,6 +36,9 @@
 Channel ``<prefix>reply:<caller id>``: announces to one ``MethodCaller`` that results are stored.
 Channel ``<prefix>events`` on the results' Redis: announces new events of chats, and carries live ones; see
 ``nekro.broker.announcements``.
+
+With ``NEKRO_BROKER__PARTITIONS`` each server has the queues, deliveries, results and reply channels of its
+chats; "the results' Redis" of all else is ``NEKRO_RESULTS__URL`` or the first server.
 
 Keys of Celery and kombu themselves (results, bindings, queues) carry the same prefix through
 their ``global_keyprefix`` options.
@@ -97,6 +103,11 @@ class Keys:
     def refused(self) -> str:
         """List of refused messages, newest first."""
         return f"{self.prefix}{REFUSED_KEY}"
+
+    @property
+    def moving(self) -> str:
+        """String that exists while a worker moves dead letters to the first server."""
+        return f"{self.prefix}{DEAD_KEY}_moving"
 
     @property
     def epoch(self) -> str:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 from loguru import logger
@@ -27,6 +27,7 @@ from pydantic import (
     SecretStr,
     ValidationError,
     create_model,
+    model_validator,
 )
 from pydantic_settings import (
     BaseSettings,
@@ -73,7 +74,16 @@ from broker_config.setting_sources import (
     named_by_file,
     renamed_group,
 )
-from broker_config.urls import AMQP_SCHEMES, REDIS_SCHEMES, passwords_of
+from broker_config.urls import (
+    AMQP_SCHEMES,
+    REDIS_SCHEMES,
+    is_redis,
+    passwords_of,
+    redis_address,
+    server_name,
+    without_drain,
+    without_password,
+)
 from nekro.base.release import extension, extension_names, imported
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import SettingsError
@@ -149,6 +159,20 @@ def _broker_url(url: str) -> str:
     return url
 
 
+def _check_partitions(urls: tuple[str, ...]) -> tuple[str, ...]:
+    for url in map(without_drain, urls):
+        scheme = urlsplit(url).scheme
+        if not is_redis(url):
+            fault = (
+                f"{scheme}:// is not a Redis" if scheme else "a URL has no scheme"
+            )  # the rest may be a secret
+            raise ValueError(f"{fault}; write redis://host:6379/0, rediss://… or sentinel://…")
+        if fragment := urlsplit(url).fragment:
+            raise ValueError(f"a URL ends with #{fragment}; write #drain, or nothing")
+        redis_address(url)
+    return urls
+
+
 class BrokerSettings(BrokerLimits):
     """The message broker."""
 
@@ -156,6 +180,13 @@ class BrokerSettings(BrokerLimits):
         None,
         description="Broker URL (`redis://`, `rediss://` over TLS, `sentinel://`, `amqp://`); unset means an "
         "embedded Redis in the data directory.",
+    )
+    partitions: Annotated[CommaList, AfterValidator(_check_partitions)] = Field(
+        (),
+        description="URLs of further Redis servers (`redis://b:6379/0,redis://c:6379/0`): each serves a "
+        "share of the chats, chosen by a hash of the chat key, and the server of `URL` the rest. With "
+        "`#drain` at the end of one, workers take what is left there, and nothing new is sent to it. All "
+        "processes need the same.",
     )
     sentinel_master: str = Field(
         "mymaster",
@@ -193,6 +224,25 @@ class BrokerSettings(BrokerLimits):
         description="Deliveries after which a task that no worker finishes is dead-lettered, and starts "
         "after which a round whose worker died before the LLM answered fails, with a notice in its chat.",
     )
+
+    @model_validator(mode="after")
+    def _name_each_server_once(self) -> Self:
+        if not self.partitions:
+            return self
+        if self.url is None or not is_redis(self.url):
+            stated = "unset" if self.url is None else without_password(self.url)
+            raise ValueError(
+                f"PARTITIONS needs a Redis in URL, which is {stated}; set NEKRO_BROKER__URL to the first "
+                "Redis server, or unset NEKRO_BROKER__PARTITIONS"
+            )
+        names = [server_name(url) for url in (self.url, *self.partitions)]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(
+                    f"URL and PARTITIONS name {name} more than once; each server is one partition, and the "
+                    "server of URL is the first: name each once"
+                )
+        return self
 
     @property
     def connect_seconds(self) -> float:
@@ -908,7 +958,13 @@ class Settings(BaseSettings):
     def secret_values(self) -> tuple[str, ...]:
         """Every configured secret as plain text, for redaction; never log this."""
         secrets = [secret.get_secret_value() for secret in _secrets_of(self)]
-        urls = [self.broker.url, self.results.url, self.database.url, self.qdrant.url]
+        urls = [
+            self.broker.url,
+            self.results.url,
+            self.database.url,
+            self.qdrant.url,
+            *self.broker.partitions,
+        ]
         urls += [self.llm.base_url, self.llm.proxy]
         urls += [url for group in self.models.values() for url in (group.base_url, group.proxy)]
         passwords = [password for url in urls if url is not None for password in passwords_of(url)]

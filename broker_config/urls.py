@@ -17,13 +17,17 @@ from nekro_agent.errors import SettingsError
 
 __all__ = [
     "AMQP_SCHEMES",
+    "DRAINED",
     "REDIS_SCHEMES",
     "SOCKET_SCHEMES",
     "RedisAddress",
+    "is_drained",
     "is_redis",
     "kombu_url",
     "passwords_of",
     "redis_address",
+    "server_name",
+    "without_drain",
     "without_password",
 ]
 
@@ -33,6 +37,8 @@ AMQP_SCHEMES: Final = frozenset({"amqp", "amqps", "pyamqp"})
 SOCKET_SCHEMES: Final = frozenset({"unix", "redis+socket"})
 SENTINEL_SCHEMES: Final = frozenset({"sentinel", "sentinels"})
 SENTINEL_PORT: Final = 26379
+#: End of the URL of a partition from which workers take what is left, while nothing new is sent to it.
+DRAINED: Final = "#drain"
 #: Separator of the URLs in a list; a semicolon in a password is not one.
 _SEPARATOR: Final = re.compile(r";(?=[a-z][a-z0-9+.\-]*://)", re.IGNORECASE)
 
@@ -88,6 +94,22 @@ def kombu_url(url: str) -> str:
 def without_password(url: str) -> str:
     """Return the URL or list of URLs with each password masked, for logs and errors."""
     return ";".join(map(_masked, _SEPARATOR.split(url)))
+
+
+def is_drained(url: str) -> bool:
+    """Whether the URL of a partition says that nothing new is sent to it."""
+    return url.endswith(DRAINED)
+
+
+def without_drain(url: str) -> str:
+    """Return the URL of the server of a partition."""
+    return url.removesuffix(DRAINED)
+
+
+def server_name(url: str) -> str:
+    """Return the URL of a server without user and password, which may change while the server stays."""
+    parts = map(urlsplit, _SEPARATOR.split(without_drain(url)))
+    return ";".join(part._replace(netloc=part.netloc.rpartition("@")[2]).geturl() for part in parts)
 
 
 def passwords_of(url: str) -> list[str]:

@@ -145,6 +145,15 @@ USES: Final = (
         ),
     ),
     Use(
+        module="nekro.broker.celery.further_servers",
+        why="Takes messages of further servers with the consumer of the first one.",
+        tests=(
+            "tests/pool/test_partitioned_calls.py::test_calls_are_answered_by_the_server_of_their_chat",
+            "tests/pool/test_partitioned_calls.py::test_only_chats_of_a_server_that_is_down_wait",
+        ),
+        imports="celery.worker.consumer.tasks:Tasks",
+    ),
+    Use(
         module="nekro.broker.celery.names",
         why="Names that modules elsewhere need: steps of a worker, what it imports, loggers, modules of "
         "errors, the request of a call that no worker answers, and the deletion of a killed watcher's queue.",
@@ -270,7 +279,7 @@ USES: Final = (
             "celery.backends.redis:RedisBackend kombu.utils.encoding:bytes_to_str "
             "kombu.utils.encoding:str_to_bytes"
         ),
-        private="_sleep",
+        private="_sleep _store_result",
         classes=(
             Subclass(
                 name="ReplyBackend",
@@ -446,11 +455,16 @@ USES: Final = (
             "kombu.transport:redis kombu.transport:virtual kombu.utils.encoding:bytes_to_str "
             "kombu.utils.json:dumps kombu.utils.json:loads"
         ),
-        private="_connparams _deliver _do_restore_message _get_pool _receive_one _remove_from_indices",
+        private=(
+            "_connparams _deliver _delivered _dirty _do_restore_message _get_pool _receive_one "
+            "_remove_from_indices"
+        ),
         classes=(
             Subclass(
                 name="ClaimQoS",
                 overrides={
+                    "can_consume": "(self)",
+                    "can_consume_max_estimate": "(self)",
                     "append": "(self, message, delivery_tag)",
                     "ack": "(self, delivery_tag)",
                     "reject": "(self, delivery_tag, requeue=)",

@@ -15,7 +15,7 @@ from loguru import logger
 from broker_config.app import create_app
 from broker_config.settings import Settings
 from nekro.app.budgets import count_exhausted, day_of
-from nekro.broker.broker_figures import lane_workers, read_dead, read_queues
+from nekro.broker.broker_figures import lane_workers, merge_queues, read_brokers, read_dead
 from nekro_agent.errors import NekroError
 from nekro_agent.shared_clock import shared_time
 from storage.engine import Database, follow_database_clock
@@ -33,6 +33,10 @@ _WORKERS_SECONDS: Final = 15.0
 #: Name to help text and labels.
 FLEET_METRICS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "nekro_up": ("1 when the broker or the database answered the last reading.", ("part",)),
+    "nekro_broker_up": (
+        "1 when a broker answered the last reading; chats are partitioned over all.",
+        ("broker",),
+    ),
     "nekro_queue_messages": ("Messages that wait in a lane's queue.", ("lane",)),
     "nekro_queue_held_messages": ("Messages that workers of a lane hold.", ("lane",)),
     "nekro_queue_oldest_seconds": (
@@ -119,19 +123,23 @@ class FleetFigures:
 
     def _read_broker(self, add: Any, oldest: dict[str, float]) -> bool:
         try:
-            queues, dead = read_queues(self._app), read_dead(self._app)
-            workers = self._lane_workers()
+            brokers = read_brokers(self._app)
+            for broker in brokers:
+                add("nekro_broker_up", broker.queues is not None, broker.name)
+            is_first_up = brokers[0].queues is not None  # it has the dead letters, and answers of workers
+            dead = read_dead(self._app) if is_first_up else None
+            workers = self._lane_workers() if is_first_up else None
         except Exception as exc:  # each transport of kombu raises errors of its own driver
             logger.bind(error=str(exc), error_type=type(exc).__name__).warning("broker_not_readable")
             return False
-        for queue in queues:
+        for queue in merge_queues(brokers):
             add("nekro_queue_messages", queue.waiting, queue.lane)
             add("nekro_queue_held_messages", queue.held, queue.lane)
             seconds = max(queue.oldest_seconds or 0.0, oldest.get(queue.lane, 0.0))
             add("nekro_queue_oldest_seconds", seconds, queue.lane)
-            add("nekro_lane_workers", workers.get(queue.lane, 0), queue.lane)
+            add("nekro_lane_workers", None if workers is None else workers.get(queue.lane, 0), queue.lane)
         add("nekro_dead_messages", dead)
-        return True
+        return all(broker.queues is not None for broker in brokers)
 
     def _lane_workers(self) -> dict[str, int]:
         if time.monotonic() >= self._workers_until:

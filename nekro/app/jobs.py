@@ -184,7 +184,7 @@ async def retry_job(
         await transaction.keys.pass_on(payer, job.id)
         transaction.stored_bytes.add(payer, StoredKind.ROUNDS, ROW_BYTES + size_of(json.dumps(job.args)))
         await record_job(transaction, publisher, EventType.JOB_STARTED, job)
-        transaction.after_commit(partial(publisher.job_queued, job.id))
+        transaction.after_commit(partial(publisher.job_queued, job.id, job.chat_key))
     return job
 
 

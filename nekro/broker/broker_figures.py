@@ -6,9 +6,10 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import Any, Final
 
 from celery import Celery
@@ -19,16 +20,19 @@ from broker_config.keys import DEAD_QUEUE, REFUSED_QUEUE, Keys
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.redis_library import redis
 from broker_config.settings import BrokerSettings
-from broker_config.urls import is_redis
+from broker_config.urls import is_drained, is_redis, server_name
 from nekro.broker.publishing import stored_body
 from nekro.broker.redis.link import RedisLink
 from nekro_agent.shared_clock import Reading, read_clock, shared_now
 
 __all__ = [
+    "BrokerFigures",
     "QueueFigures",
     "dead_mark",
     "lane_workers",
+    "merge_queues",
     "read_broker_clock",
+    "read_brokers",
     "read_dead",
     "read_queues",
 ]
@@ -52,15 +56,72 @@ class QueueFigures:
     oldest_seconds: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class BrokerFigures:
+    """A broker, and the figures of its queues."""
+
+    #: Its URL without user and password.
+    name: str
+    #: Whether nothing new is sent to it (`#drain`).
+    is_drained: bool
+    #: None if it does not answer.
+    queues: list[QueueFigures] | None
+
+    @property
+    def messages(self) -> int | None:
+        """Number of messages that wait or are held; None if it does not answer."""
+        if self.queues is None:
+            return None
+        return sum(queue.waiting + (queue.held or 0) for queue in self.queues)
+
+
+def read_brokers(app: NekroApp) -> list[BrokerFigures]:
+    """Read the figures of each broker that chats are partitioned over; blocks.
+
+    Raises:
+        Exception: an error of the broker's driver, when none of them answers.
+    """
+    broker = app.nekro_settings.broker
+    names = [queue.name for queue in app.conf.task_queues]
+    found, error = [], None
+    for one, listed in zip(app.servers, (broker.url or "", *broker.partitions), strict=True):
+        url, queues = one.nekro_settings.broker.url or "", None
+        try:
+            queues = _of_redis(one, url, names) if is_redis(url) else _of_others(one, names)
+        except Exception as exc:  # each transport of kombu raises errors of its own driver
+            error = exc
+        figures = BrokerFigures(name=server_name(url), is_drained=is_drained(listed), queues=queues)
+        found.append(figures)
+    if error is not None and all(one.queues is None for one in found):
+        raise error
+    return found
+
+
+def merge_queues(brokers: Iterable[BrokerFigures]) -> list[QueueFigures]:
+    """Return the figures of each queue on all brokers that answer."""
+    by_lane: dict[str, list[QueueFigures]] = {}
+    for queue in chain.from_iterable(broker.queues or () for broker in brokers):
+        by_lane.setdefault(queue.lane, []).append(queue)
+    return [
+        QueueFigures(
+            lane=lane,
+            waiting=sum(one.waiting for one in each),
+            held=None if each[0].held is None else sum(one.held or 0 for one in each),
+            oldest_seconds=max(
+                (one.oldest_seconds for one in each if one.oldest_seconds is not None), default=None
+            ),
+        )
+        for lane, each in by_lane.items()
+    ]
+
+
 def read_queues(app: NekroApp) -> list[QueueFigures]:
     """Read the figures of every queue in the settings; blocks.
 
     Raises:
-        Exception: an error of the broker's driver, when the broker does not answer.
+        Exception: an error of the broker's driver, when no broker answers.
     """
-    names = [queue.name for queue in app.conf.task_queues]
-    url = app.nekro_settings.broker.url or ""
-    return _of_redis(app, url, names) if is_redis(url) else _of_others(app, names)
+    return merge_queues(read_brokers(app))
 
 
 def lane_workers(app: Celery) -> dict[str, int]:

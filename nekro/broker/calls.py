@@ -22,19 +22,13 @@ from broker_config.keys import Keys
 from broker_config.redis_library import redis
 from broker_config.settings import Settings
 from nekro.base.deadlines import TimeLimits
+from nekro.broker.call_servers import CallServers
 from nekro.broker.delivery.fair_queue import owners_of
 from nekro.broker.delivery.messages import CallMessage
 from nekro.broker.failures import failure_from_record
 from nekro.broker.fairness import LARGE_CHARS, ChatPace, ChatShares
-from nekro.broker.publishing import (
-    Publisher,
-    PublishUnknownError,
-    make_publisher,
-    unavailable,
-)
-from nekro.broker.redis.link import RedisLink
+from nekro.broker.publishing import PublishUnknownError, unavailable
 from nekro.broker.redis.losses import Place
-from nekro.broker.redis.subscription import Subscription
 from nekro.broker.tracing import span, trace_headers
 from nekro.wire import plain_json
 from nekro.wire.invocation import Envelope, Invocation, Signer, new_id, refuse_version
@@ -139,6 +133,8 @@ class _Pending:
     is_in_doubt: bool = False
     #: Position of the message in the broker; None if it is unpublished or the broker is durable.
     place: Place | None = None
+    #: Number of the server that has the message.
+    server: int = 0
     #: Whether its caller waits for the answer in this process.
     is_awaited: bool = True
     #: Headers that continue the trace in the worker, also when the message is sent again.
@@ -191,9 +187,7 @@ class MethodCaller:
         self._pending: dict[str, _Pending] = {}
         self._shares = ChatShares(per_chat=settings.broker.calls_per_chat, waiting=settings.broker.max_queued)
         self._pace = ChatPace(only_beside_others=False)
-        self._publisher: Publisher | None = None
-        self._reader: RedisLink | None = None
-        self._subscription: Subscription | None = None
+        self._servers: CallServers | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._reads: set[asyncio.Task[None]] = set()
         self._revocations: set[asyncio.Task[None]] = set()
@@ -203,16 +197,20 @@ class MethodCaller:
         """Start listening for results. Redis need not be reachable yet; the tasks retry."""
         if self._tasks:
             return
-        self._publisher = make_publisher(self._make_app, self._settings.broker)
-        self._limits = TimeLimits()
-        url = self._settings.results.url or self._settings.broker.url
-        self._reader = RedisLink(self._settings.broker, url)
-        self._subscription = Subscription(
-            self._settings.broker, url, self._channel, self._on_announced, on_subscribed=self._read_all_soon
+        self._servers = servers = CallServers(
+            self._make_app,
+            self._settings,
+            self._channel,
+            on_announced=self._on_announced,
+            on_subscribed=self._read_all_soon,
         )
+        self._limits = TimeLimits()
         self._tasks = [
-            asyncio.create_task(self._recover_forever(), name="nekro-recovery"),
-            asyncio.create_task(self._subscription.listen(), name="nekro-answers"),
+            asyncio.create_task(self._recover_forever(number), name="nekro-recovery")
+            for number in range(len(servers))
+        ] + [
+            asyncio.create_task(servers.listen(number), name="nekro-answers")
+            for number in servers.with_results
         ]
 
     def leave_calls(self) -> None:
@@ -227,15 +225,13 @@ class MethodCaller:
         await asyncio.sleep(0)  # the cancelled waits revoke their calls
         if self._revocations:  # cancelled, a withdrawal could outlive the event loop
             await asyncio.wait(self._revocations, timeout=CLOSE_STEP_SECONDS)
-        if self._subscription is not None:
-            self._subscription.abort()
+        if self._servers is not None:
+            self._servers.stop_listening()
         await _end({*tasks, *self._reads, *self._revocations})
-        if self._reader is not None:
-            await self._reader.close()
-        if self._publisher is not None:
-            await self._publisher.close()
+        if self._servers is not None:
+            await self._servers.close()
             self._limits.close()
-        self._publisher = self._reader = self._subscription = None
+        self._servers = None
 
     async def __aenter__(self) -> MethodCaller:
         await self.start()
@@ -292,7 +288,7 @@ class MethodCaller:
             The errors of ``call``, and others of ``leave``.
         """
         call_id = invocation.call_id
-        if self._publisher is None:
+        if self._servers is None:
             raise RuntimeError("MethodCaller.call before start or after close")
         if call_id in self._pending:
             raise MessageRefusedError(f"call {call_id} is already in progress")
@@ -369,7 +365,7 @@ class MethodCaller:
                 will not run.
             OutcomeUnknownError: broker or database do not answer; the call may run.
         """
-        if self._publisher is None:
+        if self._servers is None:
             raise RuntimeError("MethodCaller.send before start or after close")
         queue = _queue_of(lane)
         message = CallMessage.of(invocation, signer=self._signer, lane=queue, reply_to=None)
@@ -415,20 +411,21 @@ class MethodCaller:
         try:
             if ledger is not None and pending.is_recorded:
                 await ledger.record(pending.message)
-            pending.place = await self._put(pending)
+            await self._put(pending)
         except (BrokerError, RecordUnknownError) as exc:
             await self._settle_unsent(pending, exc)
 
-    async def _put(self, pending: _Pending) -> Place | None:
-        assert self._publisher is not None  # noqa: S101 - checked by the callers
-        task = pending.message.sealed(self._seal)
+    async def _put(self, pending: _Pending) -> None:
+        assert self._servers is not None  # noqa: S101 - checked by the callers
+        task, invocation = pending.message.sealed(self._seal), pending.message.invocation
         task.headers.update(pending.trace)
         # The claim makes a second copy of a recorded call harmless.
-        return await self._publisher.send(
+        pending.server, pending.place = await self._servers.send(
             task,
+            chat_key=invocation.chat_key,
             queue=pending.message.lane,
             may_repeat=pending.is_recorded,
-            owners=owners_of(pending.message.invocation.method, pending.message.invocation.chat_key),
+            owners=owners_of(invocation.method, invocation.chat_key),
         )
 
     async def _settle_unsent(self, pending: _Pending, error: NekroError) -> None:
@@ -543,38 +540,50 @@ class MethodCaller:
         task.add_done_callback(self._revocations.discard)
         return task
 
-    async def _recover_forever(self) -> None:
-        """Recover old calls whose announcement was lost, or whose message was lost by Redis."""
+    async def _recover_forever(self, number: int) -> None:
+        """Recover old calls of a server whose announcement was lost, or whose message was lost by Redis."""
         while True:
             await asyncio.sleep(FRESH_SECONDS)
-            old = time.monotonic() - FRESH_SECONDS
-            calls = [call_id for call_id, pending in self._pending.items() if pending.since <= old]
+            calls = self._calls_of(number, before=time.monotonic() - FRESH_SECONDS)
             try:
-                await self._read(calls)
+                await self._read(number, calls)
                 if calls:
-                    await self._send_lost_again()
+                    await self._send_lost_again(number)
             except (redis.RedisError, OSError, BrokerError) as exc:
                 logger.bind(error=str(exc)).debug("pending_calls_not_recovered")
             except Exception:  # all calls depend on this task
                 logger.exception("pending_calls_not_recovered")
 
-    async def _read(self, calls: Sequence[str]) -> None:
+    def _calls_of(self, number: int, *, before: float = float("inf")) -> list[str]:
+        """Return the calls whose answers a server may have.
+
+        The first server may have any: a call that was sent elsewhere is answered from there.
+        """
+        return [
+            call_id
+            for call_id, pending in self._pending.items()
+            if pending.since <= before and (not number or pending.server == number)
+        ]
+
+    async def _read(self, number: int, calls: Sequence[str]) -> None:
         """Read the stored results of calls.
 
         Raises:
             RedisError, OSError: Redis does not answer.
         """
-        assert self._reader is not None  # noqa: S101 - set while the tasks run
+        assert self._servers is not None  # noqa: S101 - set while the tasks run
+        if number not in self._servers.with_results:
+            return
         for start in range(0, len(calls), REREAD_KEYS):
             keys = [self._keys.result(call_id) for call_id in calls[start : start + REREAD_KEYS]]
-            for raw in await self._reader.execute("MGET", *keys):
+            for raw in await self._servers.read(number, keys):
                 if raw is not None:
-                    self._on_announced(raw)
+                    self._on_announced(number, raw)
 
-    def _read_soon(self, calls: Sequence[str]) -> None:
+    def _read_soon(self, number: int, calls: Sequence[str]) -> None:
         async def read() -> None:
             try:
-                await self._read(calls)
+                await self._read(number, calls)
             except (redis.RedisError, OSError) as exc:  # the regular reading finds them
                 logger.bind(error=str(exc)).debug("results_not_read")
 
@@ -583,18 +592,18 @@ class MethodCaller:
             self._reads.add(task)
             task.add_done_callback(self._reads.discard)
 
-    def _read_all_soon(self) -> None:
-        self._read_soon(list(self._pending))
+    def _read_all_soon(self, number: int) -> None:
+        self._read_soon(number, self._calls_of(number))
 
-    async def _send_lost_again(self) -> None:
-        """Publish calls again that the broker has lost; TOOL calls are known only to this process."""
-        assert self._publisher is not None  # noqa: S101 - set while the tasks run
-        epoch = await self._publisher.epoch()
+    async def _send_lost_again(self, number: int) -> None:
+        """Publish calls again that a server has lost; TOOL calls are known only to this process."""
+        assert self._servers is not None  # noqa: S101 - set while the tasks run
+        epoch = await self._servers.epoch(number)
         if epoch is None:
             return
         lost = []
         for pending in self._pending.values():
-            if pending.place is None or pending.record is not None:
+            if pending.server != number or pending.place is None or pending.record is not None:
                 continue
             if epoch.has(pending.place):
                 pending.place = epoch.moved(pending.place)
@@ -603,9 +612,9 @@ class MethodCaller:
         if lost:
             logger.bind(calls=len(lost)).warning("lost_calls_republished")
         for pending in lost:
-            pending.place = await self._put(pending)
+            await self._put(pending)
 
-    def _on_announced(self, raw: bytes) -> None:
+    def _on_announced(self, number: int, raw: bytes) -> None:
         """Pass a result to the call that waits for it; read a long one; drop anything else."""
         try:
             record = plain_json.load(raw)
@@ -616,7 +625,7 @@ class MethodCaller:
         if call_id not in self._pending:
             return
         if "status" not in record:
-            self._read_soon([call_id])
+            self._read_soon(number, [call_id])
         elif record["status"] in _READY:
             self._pending.pop(call_id).settle(record)
 

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from kombu.entity import Queue
 
 __all__ = [
+    "IS_SERVED",
     "KombuPublisher",
+    "NotServedError",
     "PipelinePublisher",
     "PublishUnknownError",
     "Publisher",
@@ -71,6 +73,21 @@ end
 return {{word, number}}
 """)
 
+#: Lua function ``is_served(seen, lease)``: whether a worker has reached Redis recently for a lane
+#: (see ``LOOK`` in ``nekro.broker.delivery.transport``).
+_SERVED: Final = """
+local function is_served(seen, lease)
+    local at = redis.call('HGET', seen, 'at')
+    return at and redis.call('TIME')[1] - at < lease
+end
+"""
+#: Returns 1 if workers serve a lane here, else 0. KEYS: seen. ARGV: lease of a delivery in seconds.
+IS_SERVED: Final = Script(f"{_SERVED}return is_served(KEYS[1], tonumber(ARGV[1])) and 1 or 0\n")
+#: ``PUSH`` on a server that workers may not know yet, or any more: returns 0 if none serves the lane here.
+PUSH_SERVED: Final = Script(
+    f"{_SERVED}if not is_served(KEYS[4], tonumber(ARGV[7])) then return 0 end\n{PUSH.text}"
+)
+
 #: The owners of messages of no call.
 _NOBODY: Final = ("", "")
 
@@ -90,6 +107,10 @@ class PublishUnknownError(BrokerUnavailableError):
     """A message was sent and the reply did not arrive, so the broker may have it."""
 
 
+class NotServedError(BrokerUnavailableError):
+    """No worker serves the lane on this server of a partition; the message is not in its queue."""
+
+
 class Publisher(Protocol):
     """Publishes messages of Celery's protocol 2, as ``nekro.broker.delivery.messages`` builds them."""
 
@@ -107,6 +128,7 @@ class Publisher(Protocol):
             BrokerUnavailableError: the broker does not answer; the message is not in the queue.
             PublishUnknownError: the broker does not answer; the message may be in the queue.
             OverloadedError: the queue is full; the message is not in it.
+            NotServedError: the server is a further one, and no worker serves the lane there.
         """
         ...
 
@@ -123,15 +145,18 @@ class Publisher(Protocol):
         ...
 
 
-def make_publisher(app: Callable[[], Celery], settings: BrokerSettings) -> Publisher:
+def make_publisher(
+    app: Callable[[], Celery], settings: BrokerSettings, *, is_further: bool = False
+) -> Publisher:
     """Return the fastest publisher for the broker: pipelines for Redis, otherwise kombu on a thread.
 
     Args:
         app: returns the application, which Redis does not need.
+        is_further: whether it is a further server of a partition, which workers may not serve.
     """
     assert settings.url is not None  # noqa: S101 - checked when the app was built
     if is_redis(settings.url):
-        return PipelinePublisher(settings)
+        return PipelinePublisher(settings, is_further=is_further)
     return KombuPublisher(app(), settings)
 
 
@@ -166,8 +191,9 @@ class PipelinePublisher:
     sends the same object (a test compares the two) on the event loop itself.
     """
 
-    def __init__(self, settings: BrokerSettings) -> None:
+    def __init__(self, settings: BrokerSettings, *, is_further: bool = False) -> None:
         assert settings.url is not None  # noqa: S101 - checked when the app was built
+        self._push = PUSH_SERVED if is_further else PUSH
         self._url, self._prefix, self._longest = settings.url, settings.key_prefix, settings.max_queued
         self._lease_seconds = settings.visibility_timeout_seconds
         self._keys = Keys(prefix=settings.key_prefix)
@@ -182,10 +208,12 @@ class PipelinePublisher:
         keys = (key, self._keys.epoch, self._keys.offers(queue), self._keys.seen(queue))
         values = (payload, self._longest, next(_unique), MAX_PUBLISHED_BYTES, *owners, self._lease_seconds)
         reply = await self._bounded(
-            lambda: self._link.run(PUSH, keys, *values, ends_with_run_id=True), may_repeat=may_repeat
+            lambda: self._link.run(self._push, keys, *values, ends_with_run_id=True), may_repeat=may_repeat
         )
         if reply is None:
             raise _full(queue, self._longest)
+        if reply == 0:
+            raise NotServedError(f"no worker serves {queue} on broker {without_password(self._url)}")
         word, number = reply
         return Place(word.decode(), number)
 

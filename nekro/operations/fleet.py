@@ -11,11 +11,11 @@ from nekro.broker.dead_letters import DeadLetters, DeadMessage, DeadPosition
 from nekro.operations.actor import Actor, Scope
 from nekro.operations.pages import Beginning, Cursor, Limit, answer_of, cursor_of, number_of
 from nekro_agent.errors import BrokerUnavailableError, NekroError
-from nekro_client.models import DeadLetter, Page, Queue, Queues, RetryBody, Work, Worker
+from nekro_client.models import Broker, DeadLetter, Page, Queue, Queues, RetryBody, Work, Worker
 
 if TYPE_CHECKING:
     from nekro.app.services import Services
-    from nekro.broker.broker_figures import QueueFigures
+    from nekro.broker.broker_figures import BrokerFigures
 
 __all__ = [
     "dead_letter_answer",
@@ -61,14 +61,25 @@ async def list_workers(actor: Actor) -> Page[Worker]:
 async def get_queues(actor: Actor) -> Queues:
     """Show what waits and runs."""
     actor.identity.require_all(Scope.ADMIN)
-    figures, dead = await asyncio.to_thread(_read_broker, actor.services)
+    from nekro.broker.broker_figures import merge_queues
+
+    brokers, dead = await asyncio.to_thread(_read_brokers, actor.services)
     async with actor.services.database.read() as transaction:
         overview = transaction.overview
         rounds, jobs = await overview.rounds(), await overview.jobs()
     return Queues(
         queues=[
             Queue(lane=one.lane, waiting=one.waiting, held=one.held, oldest_seconds=one.oldest_seconds)
-            for one in figures
+            for one in merge_queues(brokers)
+        ],
+        brokers=[
+            Broker(
+                name=one.name,
+                is_up=one.queues is not None,
+                is_drained=one.is_drained,
+                messages=one.messages,
+            )
+            for one in brokers
         ],
         rounds=answer_of(Work, rounds),
         jobs=answer_of(Work, jobs),
@@ -154,12 +165,14 @@ async def _with_letters(actor: Actor, work: Callable[[DeadLetters], T]) -> T:
     return await asyncio.to_thread(run)
 
 
-def _read_broker(services: Services) -> tuple[list[QueueFigures], int | None]:
+def _read_brokers(services: Services) -> tuple[list[BrokerFigures], int | None]:
     from broker_config.redis_library import redis
-    from nekro.broker.broker_figures import read_dead, read_queues
+    from nekro.broker.broker_figures import read_brokers, read_dead
 
     try:
-        return read_queues(services.app), read_dead(services.app)
+        brokers = read_brokers(services.app)
+        # The first one has the dead letters of all.
+        return brokers, None if brokers[0].queues is None else read_dead(services.app)
     except NekroError:
         raise
     except (redis.RedisError, OSError, *services.app.connection().connection_errors) as exc:

@@ -140,6 +140,7 @@ if TYPE_CHECKING:
         WebhookPayload,
     )
     from nekro_client.models.work import (
+        Broker,
         DeadLetter,
         Queue,
         Queues,
@@ -158,6 +159,7 @@ __all__ = [
     "ApiKey",
     "Approval",
     "Body",
+    "Broker",
     "BudgetUse",
     "Call",
     "CallBody",
@@ -307,7 +309,7 @@ _NAMES: Final = {
         "WebhookBody", "WebhookChange", "WebhookDelivery", "WebhookPayload",
     ),
     "work": (
-        "DeadLetter", "Queue", "Queues", "RetryBody", "Timer", "TimerBody", "Work", "Worker",
+        "Broker", "DeadLetter", "Queue", "Queues", "RetryBody", "Timer", "TimerBody", "Work", "Worker",
     ),
 }  # fmt: skip
 _MODULES: Final = {name: module for module, names in _NAMES.items() for name in names}

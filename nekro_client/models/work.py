@@ -10,6 +10,7 @@ from pydantic import Field
 from nekro_client.models.base import Answer, Body
 
 __all__ = [
+    "Broker",
     "DeadLetter",
     "Queue",
     "Queues",
@@ -107,6 +108,18 @@ class Queue(Answer):
     oldest_seconds: float | None = None
 
 
+class Broker(Answer):
+    """A broker; chats are partitioned over several."""
+
+    #: Its URL without user and password.
+    name: str
+    is_up: bool
+    #: Whether nothing new is sent to it.
+    is_drained: bool
+    #: Messages that wait there or are held by workers; None if it does not answer.
+    messages: int | None
+
+
 class Work(Answer):
     """Rows of one kind that have not ended."""
 
@@ -121,5 +134,7 @@ class Queues(Answer):
     queues: list[Queue]
     rounds: Work
     jobs: Work
-    #: None for brokers other than Redis.
+    #: None for brokers other than Redis, and while the first one does not answer.
     dead_letters: int | None
+    #: The first one is that of `NEKRO_BROKER__URL`; the chats of one that is not up wait.
+    brokers: list[Broker] = []

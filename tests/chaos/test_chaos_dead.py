@@ -128,7 +128,7 @@ async def test_the_row_decides_about_a_job_and_a_chat_that_no_delivery_acknowled
                 )
             )
         for name in ("done", "open"):
-            await services.publisher.job_queued(f"job-{name}")
+            await services.publisher.job_queued(f"job-{name}", "chat")
             await services.publisher.round_requested(name)
         with client_of(fleet) as client:
             for lane in ("long", "rounds"):

@@ -220,9 +220,9 @@ async def test_a_result_without_announcement_is_read_under_its_key(
     caller: MethodCaller, worker: WorkerProcess
 ) -> None:
     """As when the connection breaks, or a worker of an older release pushes the result to a list."""
-    assert caller._subscription is not None
+    assert caller._servers is not None
     caller._tasks[1].cancel()
-    caller._subscription.abort()
+    caller._servers._subscriptions[0].abort()
     call = invocation("m.wait", "0.3")
     answer = await caller.call(call, lane=Lane.METHODS)
     assert answer.call_id == call.call_id
@@ -232,8 +232,8 @@ async def test_a_result_without_announcement_is_read_under_its_key(
 async def test_results_are_announced_to_a_subscribed_caller(
     caller: MethodCaller, worker: WorkerProcess, settings: Settings
 ) -> None:
-    assert caller._subscription is not None
-    subscription = caller._subscription
+    assert caller._servers is not None
+    subscription = caller._servers._subscriptions[0]
     await eventually(lambda: subscription.stands, what="the subscription")
     caller._tasks[0].cancel()  # results of old calls are not read
     answers = await asyncio.gather(*(caller.call(invocation("m.noop"), lane=Lane.METHODS) for _ in range(50)))
@@ -247,21 +247,21 @@ async def test_results_before_the_first_subscription_are_read_after_it(
     app: NekroApp, settings: Settings, worker: WorkerProcess
 ) -> None:
     async with MethodCaller(app, settings) as caller:
-        assert caller._subscription is not None
+        assert caller._servers is not None
         for task in caller._tasks:
             task.cancel()
         call = invocation("m.noop")
         waiting = asyncio.create_task(caller.call(call, lane=Lane.METHODS))
         key = app.backend.get_key_for_task(call.call_id).decode()
         await eventually(lambda: key in keys_under(settings), what="the result")
-        caller._tasks = [asyncio.create_task(caller._subscription.listen())]
+        caller._tasks = [asyncio.create_task(caller._servers._subscriptions[0].listen())]
         assert (await waiting).call_id == call.call_id
 
 
 async def test_a_caller_whose_subscription_is_cut_gets_its_answers(
     caller: MethodCaller, worker: WorkerProcess, settings: Settings
 ) -> None:
-    subscription = caller._subscription
+    subscription = caller._servers._subscriptions[0]
     assert subscription is not None
     with redis.Redis.from_url(settings.broker.url or "") as client:
         await eventually(lambda: subscription.stands, what="the subscription")

@@ -36,7 +36,7 @@ class RecordingPublisher(EventPublisher):
     async def round_requested(self, chat_key: str, *, later: bool = False) -> None:
         self.rounds.append(chat_key)
 
-    async def job_queued(self, job_id: str) -> None:
+    async def job_queued(self, job_id: str, chat_key: str) -> None:
         """Record the job and start it."""
         self.jobs.append(job_id)
         if self.run_job is not None:

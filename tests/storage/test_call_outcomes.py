@@ -174,8 +174,8 @@ class Caller:
 
     async def lose_replies(self) -> None:
         """Let the broker execute commands from now on, and drop its replies."""
-        assert self.caller._publisher is not None
-        await self.caller._publisher.epoch()  # connects
+        assert self.caller._servers is not None
+        await self.caller._servers.epoch(0)  # connects
         await self.client.script_load(PUSH.text)
         self.relay.mute()
         self.relay.is_mute = True

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,17 @@ def database_url() -> str:
 class Load:
     """Calls and messages without a pause, until ``stop``."""
 
-    def __init__(self, services: Services, callers: dict[str, list[tuple[Any, ...]]], *chats: str) -> None:
-        self._services, self._callers, self._chats = services, callers, chats
+    def __init__(
+        self,
+        services: Services,
+        callers: dict[str, list[tuple[Any, ...]]],
+        *chats: str,
+        calls_in: Sequence[str] = ("load",),
+        first: int = 1,
+    ) -> None:
+        self._services, self._callers, self._chats, self._calls_in = services, callers, chats, calls_in
         self._stopped = asyncio.Event()
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(first)
         self.values: dict[str, list[Any]] = defaultdict(list)
         self.failures: list[str] = []
         self.messages = 0
@@ -94,7 +101,7 @@ class Load:
                     method,
                     (number, *more),
                     {},
-                    chat_key="load",
+                    chat_key=self._calls_in[number % len(self._calls_in)],
                     user_id="u",
                     timeout_seconds=40,
                 )
@@ -129,13 +136,14 @@ def fleet(make_fleet: Callable[..., Any], tmp_path: Path, postgres_server: Any) 
     )
 
 
-async def replace(fleet: Any, old: Worker) -> None:
+async def replace(fleet: Any, old: Worker, **options: Any) -> Worker:
     """SIGTERM a worker and start its successor; they overlap while the first drains."""
     old.process.terminate()
-    (successor,) = await asyncio.to_thread(fleet.start, old.lane)
+    (successor,) = await asyncio.to_thread(fleet.start, old.lane, **options)
     # Not ``stop``: a second signal would end it immediately.
     assert await asyncio.to_thread(old.process.wait, 60) == 0, old.log.read_text()[-2000:]
     assert successor.process.poll() is None
+    return successor
 
 
 def begun(services: Services) -> Counter[str]:

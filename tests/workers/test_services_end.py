@@ -41,10 +41,10 @@ async def test_closed_services_leave_no_descriptor_open(
     async def open_and_close() -> None:
         services = Services.load(settings, role=CALLER)
         await services.start()
-        assert services._caller is not None and services._caller._subscription is not None
-        await services._caller._subscription.settle()  # not closed while it connects
+        assert services._caller is not None and services._caller._servers is not None
+        await services._caller._servers._subscriptions[0].settle()  # not closed while it connects
         await services.publisher.round_requested("chat")
-        await services.publisher.job_queued("job")
+        await services.publisher.job_queued("job", "chat")
         await services.publisher.revoke("none")
         services.app.backend.client.ping()
         await services.close()

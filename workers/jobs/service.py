@@ -112,7 +112,7 @@ class SqlJobs:
                 transaction.stored_bytes.add(account_id, StoredKind.ROUNDS, size)
                 await record_job(transaction, self._publisher, EventType.JOB_STARTED, job)
             if job.state is JobState.QUEUED:
-                transaction.after_commit(partial(self._publisher.job_queued, job.id))
+                transaction.after_commit(partial(self._publisher.job_queued, job.id, job.chat_key))
             return job
 
         unknown = f"job {new.id} ({new.type}) may or may not run"

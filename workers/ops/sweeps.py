@@ -167,8 +167,8 @@ class JobSweep:
         for job in lost:
             if job.state is JobState.RUNNING:
                 logger.bind(job_id=job.id, job_type=job.type, attempt=job.attempt).warning("job_sent_again")
-                await self._publisher.job_queued(job.id)
-        overdue = [job.id for job in lost if job.state is JobState.QUEUED]
+                await self._publisher.job_queued(job.id, job.chat_key)
+        overdue = [job for job in lost if job.state is JobState.QUEUED]
         if overdue and (sent := await self._publisher.jobs_overdue(overdue, queued=queued)):
             logger.bind(queued=queued, sent=sent).warning("queued_jobs_sent_again")
         return None

@@ -187,7 +187,9 @@ async def _is_stored(backend: Any, request: PrivateRequest, value: Any) -> bool:
     ending = request.ending
     is_stored = False
     try:
-        is_stored = await backend.store_success(request.id, value, reply_to=request.reply_to, ending=ending)
+        is_stored = await backend.at(request.server).store_success(
+            request.id, value, reply_to=request.reply_to, ending=ending
+        )
     finally:
         if ending is not None:
             ending.end(is_stored)

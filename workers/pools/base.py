@@ -184,7 +184,10 @@ class JobPool(BasePool):  # type: ignore[misc]
     def flush(self) -> None:
         """Drop jobs that have not started: the connection is lost and their messages return to the queue."""
         for job in self._running():
-            job.drop()
+            if not getattr(
+                getattr(job.callback, "__self__", None), "server", 0
+            ):  # others are still connected
+                job.drop()
 
     def running_ids(self) -> set[str]:
         """Ids of the tasks that have started and not ended; thread-safe."""

@@ -18,16 +18,18 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from loguru import logger
 
-from broker_config.topology import (
-    JOB_TASK,
-    count_waiting,
-    publish_round_requested,
-    rounds_waiting,
-    sending_queue,
-)
+from broker_config.app import NekroApp
 from nekro.broker.announcements import Announcer
 from nekro.broker.celery.names import request_of
 from nekro.broker.celery.remote_control import name_request, revoke, revoke_request
+from nekro.broker.chat_messages import (
+    count_of_lane,
+    request_overdue,
+    request_round,
+    send_call,
+    send_job,
+    send_lost,
+)
 from nekro.broker.delivery.messages import CallMessage
 from nekro_agent.durations import DEFER_SECONDS
 from nekro_agent.errors import NekroError
@@ -35,7 +37,7 @@ from nekro_agent.methods import Lane
 from storage.repositories.calls import Call
 
 if TYPE_CHECKING:
-    from celery import Celery
+    from storage.repositories.jobs import Job
 
 __all__ = ["EventPublisher"]
 
@@ -52,7 +54,7 @@ _MOST_LATER: Final = 64
 class EventPublisher:
     """Publishes what the rows of one process announce."""
 
-    def __init__(self, app: Celery, *, adapters: Collection[str] = ()) -> None:
+    def __init__(self, app: NekroApp, *, adapters: Collection[str] = ()) -> None:
         """Create it; ``close`` it.
 
         Args:
@@ -60,8 +62,11 @@ class EventPublisher:
         """
         self._app, self.adapters = app, frozenset(adapters)
         self._announcer = Announcer(app.nekro_settings)
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="publish")
-        self._delayed = _DelayedEvents(self._pool, seconds=2 * DEFER_SECONDS)
+        #: For each server that chats are partitioned over, so that one that is down delays no other.
+        self._pools = [ThreadPoolExecutor(_THREADS, thread_name_prefix="publish") for _ in app.servers]
+        #: For what belongs to no chat, and announcements of events.
+        self._pool = self._pools[0]
+        self._later = [_DelayedEvents(pool, seconds=2 * DEFER_SECONDS) for pool in self._pools]
         #: Number of the newest event of each chat that is not announced yet, and the types of all of these.
         self._added: dict[str, tuple[int, frozenset[str]]] = {}
         self._live_waiting = 0
@@ -75,28 +80,23 @@ class EventPublisher:
         Args:
             later: return at once and publish after a short delay.
         """
-        send = partial(publish_round_requested, self._app, chat_key)
-        if not (later and self._delayed.add("round.requested", send)):
-            await self._publish("round.requested", send)
+        server, send = self._server_of(chat_key), partial(request_round, self._app, chat_key)
+        if not (later and self._later[server].add("round.requested", send)):
+            await self._publish("round.requested", send, server)
 
     async def rounds_overdue(self, chat_keys: Sequence[str]) -> int:
         """Announce waiting chats again, unless as many messages wait: then the workers are only behind.
 
         Returns the number of messages sent.
         """
-        waiting = await self._publish("rounds.waiting", partial(rounds_waiting, self._app)) or 0
-        if waiting >= len(chat_keys):
-            return 0
-        for chat_key in chat_keys:
-            await self.round_requested(chat_key)
-        return len(chat_keys)
+        return await self._each_server("round.requested", request_overdue, chat_keys, lambda key: key)
 
-    async def job_queued(self, job_id: str) -> None:
+    async def job_queued(self, job_id: str, chat_key: str) -> None:
         """Publish a job on lane ``long``; the worker claims its row, so a second message is harmless."""
-        send = partial(self._app.send_task, JOB_TASK, args=[job_id], task_id=job_id, queue=Lane.LONG.value)
-        await self._publish("job.queued", send)
+        send = partial(send_job, self._app, job_id, chat_key)
+        await self._publish("job.queued", send, self._server_of(chat_key))
 
-    async def jobs_overdue(self, job_ids: Sequence[str], *, queued: int) -> int:
+    async def jobs_overdue(self, jobs: Sequence[Job], *, queued: int) -> int:
         """Publish queued jobs again, unless no message is missing: then the workers are only behind.
 
         Returns the number of messages sent.
@@ -104,27 +104,36 @@ class EventPublisher:
         Args:
             queued: number of all queued jobs; each has a message.
         """
-        waiting = await self._publish("jobs.waiting", partial(_count_of_lane, self._app, Lane.LONG)) or 0
-        if waiting >= queued:
+        counts = await asyncio.gather(
+            *(
+                self._publish("jobs.waiting", partial(count_of_lane, one, Lane.LONG), one.server)
+                for one in self._app.servers
+            )
+        )
+        if sum(count or 0 for count in counts) >= queued:
             return 0
-        for job_id in job_ids:
-            await self.job_queued(job_id)
-        return len(job_ids)
+        for job in jobs:
+            await self.job_queued(job.id, job.chat_key)
+        return len(jobs)
 
     async def call_queued(self, message: CallMessage) -> None:
         """Publish a recorded call that no caller waits for; the sweep sends it again if that fails."""
-        await self._publish("call.queued", partial(_send_call, self._app, message))
+        send = partial(send_call, self._app, message)
+        await self._publish("call.queued", send, self._server_of(message.invocation.chat_key))
 
     async def calls_lost(self, messages: Sequence[CallMessage]) -> int:
         """Send calls again whose queue has no waiting messages; returns the number sent."""
-        send = partial(_send_lost, self._app, messages)
-        return await self._publish("call.queued", send) or 0
+        return await self._each_server(
+            "call.queued", send_lost, messages, lambda message: message.invocation.chat_key
+        )
 
     async def call_ended(self, call: Call, error: NekroError) -> None:
         """Send an error to the caller of a call that no worker will answer."""
         request = request_of(call.id, call.method, (call.invocation or {}).get("reply_to"))
-        backend = self._app.backend
-        await self._publish("call.ended", partial(backend.mark_as_failure, call.id, error, request=request))
+        server = self._server_of(call.chat_key)
+        backend = self._app.servers[server].backend
+        send = partial(backend.mark_as_failure, call.id, error, request=request)
+        await self._publish("call.ended", send, server)
 
     async def revoke(self, *task_ids: str) -> None:
         """Stop running tasks, and drop waiting ones, on all workers that are running."""
@@ -163,7 +172,7 @@ class EventPublisher:
         if waits:
             return
         send = partial(self._send_added, chat_key)
-        if not (later and self._delayed.add("events.added", send)):
+        if not (later and self._later[0].add("events.added", send)):
             self._submit("events.added", send)
 
     def live(self, chat_key: str, event: Mapping[str, Any]) -> bool:
@@ -192,14 +201,36 @@ class EventPublisher:
 
     def close(self) -> None:
         """Finish running publications and accept no more; live events that wait are dropped."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        self._delayed.send_all()
+        for pool in self._pools:
+            pool.shutdown(wait=True, cancel_futures=True)
+        for delayed in self._later:
+            delayed.send_all()
         for chat_key in list(self._added):
             _attempt("events.added", partial(self._send_added, chat_key))
         self._announcer.close()
 
-    async def _publish(self, name: str, send: Callable[[], T]) -> T | None:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, _attempt, name, send)
+    async def _publish(self, name: str, send: Callable[[], T], server: int = 0) -> T | None:
+        return await asyncio.get_running_loop().run_in_executor(self._pools[server], _attempt, name, send)
+
+    async def _each_server(
+        self,
+        name: str,
+        send: Callable[[NekroApp, Sequence[T]], int],
+        items: Sequence[T],
+        chat_of: Callable[[T], str],
+    ) -> int:
+        """Send items to the servers of their chats, at the same time; returns how many were sent."""
+        by_server: dict[int, list[T]] = {}
+        for item in items:
+            by_server.setdefault(self._server_of(chat_of(item)), []).append(item)
+        counts = await asyncio.gather(
+            *(self._publish(name, partial(send, self._app, group), n) for n, group in by_server.items())
+        )
+        return sum(count or 0 for count in counts)
+
+    def _server_of(self, chat_key: str) -> int:
+        """Return the number of the server that is the best for a chat."""
+        return self._app.chats.order(chat_key)[0]
 
 
 class _DelayedEvents:
@@ -232,33 +263,6 @@ class _DelayedEvents:
         with self._lock:  # two threads of the pool must not change the order
             if self._waiting:
                 self._waiting.popleft()()
-
-
-def _count_of_lane(app: Celery, lane: Lane) -> int:
-    with app.producer_or_acquire() as producer:
-        return count_waiting(sending_queue(app, lane.value), producer.channel)
-
-
-def _send_lost(app: Celery, messages: Sequence[CallMessage]) -> int:
-    sent = 0
-    with app.producer_or_acquire() as producer:
-        for lane in sorted({message.lane for message in messages}):
-            queue = sending_queue(app, lane)
-            if count_waiting(queue, producer.channel):
-                continue  # the workers are behind, and these messages may still be in the queue
-            for message in messages:
-                if message.lane == lane:
-                    app.amqp.send_task_message(
-                        producer, message.invocation.method, message.build(app), queue=queue
-                    )
-                    sent += 1
-    return sent
-
-
-def _send_call(app: Celery, message: CallMessage) -> None:
-    queue = sending_queue(app, message.lane)
-    with app.producer_or_acquire() as producer:
-        app.amqp.send_task_message(producer, message.invocation.method, message.build(app), queue=queue)
 
 
 def _attempt(name: str, send: Callable[[], T]) -> T | None:

@@ -8,6 +8,7 @@ caller, answered with an error.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Callable
@@ -25,7 +26,9 @@ from loguru import logger
 from broker_config.app import NekroApp
 from broker_config.keys import is_caller_id
 from nekro.base.metrics import metrics
+from nekro.broker.celery.further_servers import FurtherServers
 from nekro.broker.celery.tasks import MAX_ID_CHARS, admit
+from nekro.broker.celery.worker import is_stopping
 from nekro.broker.delivery.connection import publish_dead
 from nekro.broker.delivery.intake import LoopIntake
 from nekro.broker.delivery.leases import DeliveryKeeper
@@ -43,6 +46,8 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
     _hub_thread = 0
     _intake: LoopIntake | None = None
     _ending: ThreadPoolExecutor | None = None
+    #: The intakes of the other servers that chats are partitioned over; None without partitions.
+    further: FurtherServers | None = None
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         """Return the handler of deliveries: Celery's own, protected against messages that would stop it."""
@@ -67,7 +72,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
 
         def on_hub(message: Any) -> None:
             # If its channel was lost meanwhile, the message is delivered again.
-            if self.task_consumer is not None and message.channel is self.task_consumer.channel:
+            if self._is_connected(message):
                 on_admitted(message)
 
         def on_any(message: Any) -> Any:
@@ -82,7 +87,23 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
                 return self.on_poison(message)
             return self._guarded(handle, message)
 
+        self._start_further(on_task_received)
         return on_task_received
+
+    def _start_further(self, handle: Callable[[Any], Any]) -> None:
+        """Take messages from the other servers too; a lost connection to the first one does not end that."""
+        if len(self.app.servers) == 1:
+            return
+        if self.further is None and not is_stopping():
+            self.further = FurtherServers(self, handle)
+        if self.further is not None and isinstance(self.task_consumer.channel, ClaimChannel):
+            self.further.slots.share(self.task_consumer.channel)
+
+    def _is_connected(self, message: Any) -> bool:
+        """Whether the channel that delivered a message is in use."""
+        if getattr(message.channel, "server", 0):
+            return True  # it stays, and connects again by itself
+        return self.task_consumer is not None and message.channel is self.task_consumer.channel
 
     def _start_intake(self) -> None:
         """Let the pool's event loop consume the messages, if the pool has one."""
@@ -109,7 +130,11 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
             and self.task_buckets[headers["task"]] is None  # no rate limit
             and headers["id"] not in state.revoked
             # After a lost connection Celery counts finished tasks until it has restored the prefetch count.
-            and (self._maximum_prefetch_restored or not self.restart_count)
+            and (
+                self._maximum_prefetch_restored
+                or not self.restart_count
+                or bool(getattr(message.channel, "server", 0))
+            )
         )
 
     def _guarded(self, take: Callable[[Any], Any], message: Any) -> Any:
@@ -143,6 +168,8 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         Celery passes acknowledgements to the hub. The hub is blocked while it reconnects, and a
         task that ends meanwhile would count as not executed.
         """
+        if self.further is not None:
+            return self._ack_beside_others(p, *args, **kwargs)
         channel = self.task_consumer.channel if self.task_consumer else None
         if not isinstance(channel, ClaimChannel) or self.hub is None:
             return super().call_soon_ack(p, *args, **kwargs)
@@ -153,6 +180,19 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         elif was_full:
             self.hub.call_soon(_wake_up)  # the hub had stopped asking for messages and may ask again
         return None
+
+    def _ack_beside_others(self, p: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Acknowledge as above, on any server, and let all intakes have the slot."""
+        assert self.further is not None  # noqa: S101 - checked by the caller
+        was_full = self.further.slots.left() <= 0
+        p(*args, **kwargs)
+        if not was_full:
+            return
+        self.further.wake()
+        if self._intake is not None:
+            self._intake.wake()
+        elif self.hub is not None:
+            self.hub.call_soon(_wake_up)
 
     def on_send_event_buffered(self) -> None:
         """Schedule the publication of task events; called on the thread that sent one."""
@@ -273,7 +313,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
         """Refuse a message that kombu cannot decode; drop a broadcast."""
-        if self.task_consumer is not None and message.channel is self.task_consumer.channel:
+        if self._is_connected(message):
             if threading.get_ident() == self._hub_thread:
                 self.on_refused(message, exc)
             else:
@@ -311,6 +351,10 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
 
     def _answer(self, message: Any, end: Exception | dict[str, Any]) -> None:
         """Store how a message ended, for its caller: the error, or what the call returned."""
+        server = getattr(message.channel, "server", 0)
+        if server and asyncio._get_running_loop() is not None:  # the hub may wait for the first server
+            self._on_thread(self._answer, message, end)
+            return
         if self._intake is not None and self._intake.is_here():  # storing would block the tasks' event loop
             self.hub.call_soon(self._answer, message, end)
             return
@@ -320,11 +364,12 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         if not isinstance(task_id, str) or not 0 < len(task_id) <= MAX_ID_CHARS:
             return
         request = Context(id=task_id, task=name, reply_to=reply_to, errbacks=None, chord=None, group=None)
+        backend = self.app.servers[server].backend
         try:
             if isinstance(end, Exception):
-                self.app.backend.mark_as_failure(task_id, end, request=request)
+                backend.mark_as_failure(task_id, end, request=request)
             else:
-                self.app.backend.mark_as_done(task_id, end, request=request)
+                backend.mark_as_done(task_id, end, request=request)
         except Exception:  # the caller has a deadline, and the consumer must continue
             logger.bind(task_id=task_id).exception("caller_not_answered")
 

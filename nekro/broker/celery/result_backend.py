@@ -27,6 +27,7 @@ from broker_config.redis_library import redis
 from broker_config.urls import without_password
 from nekro.base.greenlet_bridge import at_loop_close, await_here, can_await
 from nekro.broker.delivery.offers import OFFER, OFFER_SECONDS, Ending
+from nekro.broker.delivery.transport import SERVER_HEADER
 from nekro.broker.redis.link import RedisLink, Script
 from nekro.broker.redis.losses import Repeats
 from nekro.wire import plain_json
@@ -91,6 +92,11 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         #: Results that callers wait for; a primary that was replaced may have lost them.
         self._repeats: Repeats[_Stored] = Repeats(endpoint.primary, self._repeat)
         self._links: WeakKeyDictionary[asyncio.AbstractEventLoop, RedisLink] = WeakKeyDictionary()
+
+    def at(self, server: int) -> ReplyBackend:
+        """Return the backend of the server that delivered a task; callers listen there for its result."""
+        backend: ReplyBackend = self.app.servers[server].backend if server else self
+        return backend
 
     def as_uri(self, include_password: bool = False) -> str:
         """Return the URL of the settings; a list of URLs if it names Sentinels."""
@@ -162,6 +168,8 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         request: Any = None,
         **kwargs: Any,
     ) -> Any:
+        if request is not None and (server := getattr(request, SERVER_HEADER, 0)) and not self.app.server:
+            return self.at(server)._store_result(task_id, result, state, traceback, request, **kwargs)
         if state != states.SUCCESS and self._has_succeeded(task_id):
             return result  # a worker that was presumed dead must not overwrite a success
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)

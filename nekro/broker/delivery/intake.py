@@ -246,6 +246,10 @@ class LoopIntake:
         raw_tag, raw_queue, message = text.split(b"\n", 2)
         tag, queue = raw_tag.decode(), raw_queue.decode()
         age_seconds = float("inf") if self._handoff is None else self._handoff.taken()
+        if self._channel.slots is not None and self._channel.room() <= 0:
+            # Messages of other servers took the slot after it was offered; another worker may have one.
+            self._start_side_task(asyncio.to_thread(self._give_back, tag))
+            return
         if age_seconds < HANDOFF_SECONDS / 2:
             self._keeper.renew_soon(tag)
             self._channel.predecode(message)

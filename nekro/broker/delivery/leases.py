@@ -21,13 +21,22 @@ from loguru import logger
 from broker_config.primaries import Primary
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.redis_library import redis
+from broker_config.settings import BrokerSettings
 from nekro.base.metrics import metrics
 from nekro.broker.delivery.offers import HANDOFF_SECONDS, Ack
 from nekro.broker.delivery.transport import LOOK, LOST, ClaimChannel, held_keys, seen_key
 from nekro.broker.redis.losses import Repeats
 from nekro_agent.durations import CLOSE_STEP_SECONDS, GRACE_SECONDS, RETRY_SECONDS
 
-__all__ = ["RENEW", "DeliveryKeeper", "LeaseStep", "ack_commands", "ack_of"]
+__all__ = [
+    "RENEW",
+    "DeliveryKeeper",
+    "LeaseStep",
+    "ack_commands",
+    "ack_of",
+    "keeper_of",
+    "running_tasks",
+]
 
 #: Renewals per lease duration.
 RENEWALS_PER_TIMEOUT: Final = 3
@@ -311,6 +320,17 @@ class DeliveryKeeper:
         return not isinstance(hard, int | float) or time.monotonic() - begin < hard + 6 * GRACE_SECONDS
 
 
+def keeper_of(settings: BrokerSettings, channel: ClaimChannel) -> DeliveryKeeper:
+    """Return a keeper for the channels of a server; start it."""
+    endpoint = RedisEndpoint(settings, settings.url)
+    reply_seconds = min(settings.socket_timeout_seconds, channel.visibility_timeout / 6)
+    return DeliveryKeeper(
+        endpoint.client(reply_seconds=reply_seconds),
+        endpoint.primary,
+        visibility_timeout_seconds=channel.visibility_timeout,
+    )
+
+
 class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """Runs a keeper alongside a worker's consumer; does nothing on other transports."""
 
@@ -326,16 +346,9 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if not isinstance(channel, ClaimChannel):
             return
         if self._keeper is None:
-            settings = c.app.nekro_settings.broker
-            reply_seconds = min(settings.socket_timeout_seconds, channel.visibility_timeout / 6)
-            endpoint = RedisEndpoint(settings, settings.url)
-            self._keeper = DeliveryKeeper(
-                endpoint.client(reply_seconds=reply_seconds),
-                endpoint.primary,
-                visibility_timeout_seconds=channel.visibility_timeout,
-            )
+            self._keeper = keeper_of(c.app.nekro_settings.broker, channel)
             self._keeper.start()
-        self._keeper.adopt(channel, running=_running(c))
+        self._keeper.adopt(channel, running=running_tasks(c))
 
     def stop(self, c: Any) -> None:
         """Requeue claims in flight after a lost connection or at shutdown; running tasks keep leases."""
@@ -346,11 +359,11 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def shutdown(self, c: Any) -> None:
         """Close the keeper after the pool has drained: deliveries that are still held were not executed."""
         if self._keeper is not None:
-            self._keeper.close(running=_running(c))
+            self._keeper.close(running=running_tasks(c))
             self._keeper = None
 
 
-def _running(consumer: Any) -> set[str]:
+def running_tasks(consumer: Any) -> set[str]:
     """Return the ids of running tasks; our own pool knows more exactly than Celery which have started."""
     ids = getattr(consumer.pool, "running_ids", None)
     return {request.id for request in state.active_requests} if ids is None else ids()

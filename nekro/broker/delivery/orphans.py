@@ -7,6 +7,8 @@ are handled: all other messages announce rows, which the sweep publishes again.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -54,21 +56,25 @@ class Orphans:
             answer: what the caller gets if the worker held one call; None requeues it too, as one more
                 delivery that no worker finished.
         """
-        try:
-            with self._app.connection_for_write() as connection:
-                channel = connection.default_channel
-                assert isinstance(channel, ClaimChannel)  # noqa: S101 - the broker is Redis
-                with channel.conn_or_acquire() as client:
-                    found = self._find(client, channel)
-                    if answer is not None and len(found) == 1:
-                        self._answer(client, channel, found[0], answer)
-                        return found
-                    for orphan in found:
-                        channel.qos.restore_by_tag(orphan.tag, client, is_lost=True)
-                    return found
-        except (redis.RedisError, OSError) as exc:
-            url = without_password(self._app.nekro_settings.broker.url or "")
-            raise BrokerUnavailableError(f"broker {url} does not answer: {exc}") from exc
+        with ExitStack() as stack:
+            held = []
+            for app in self._app.servers:
+                with _translated(app):
+                    connection = stack.enter_context(app.connection_for_write())
+                    channel = connection.default_channel
+                    assert isinstance(channel, ClaimChannel)  # noqa: S101 - the broker is Redis
+                    client = stack.enter_context(channel.conn_or_acquire())
+                    held.append((app, client, channel, self._find(client, channel)))
+            found = [orphan for *_, orphans in held for orphan in orphans]
+            is_answered = answer is not None and len(found) == 1
+            for app, client, channel, orphans in held:
+                with _translated(app):
+                    for orphan in orphans:
+                        if is_answered and answer is not None:
+                            self._answer(app, client, channel, orphan, answer)
+                        else:
+                            channel.qos.restore_by_tag(orphan.tag, client, is_lost=True)
+        return found
 
     def _find(self, client: Any, channel: ClaimChannel) -> list[Orphan]:
         found, cursor = [], 0
@@ -82,11 +88,22 @@ class Orphans:
             if not int(cursor):
                 return found
 
-    def _answer(self, client: Any, channel: ClaimChannel, orphan: Orphan, error: Exception) -> None:
+    def _answer(
+        self, app: NekroApp, client: Any, channel: ClaimChannel, orphan: Orphan, error: Exception
+    ) -> None:
         options = {"errbacks": None, "chord": None, "group": None}
         request = Context(id=orphan.call_id, task=orphan.task, reply_to=orphan.reply_to, **options)
-        self._app.backend.mark_as_failure(orphan.call_id, error, request=request)
+        app.backend.mark_as_failure(orphan.call_id, error, request=request)
         channel.qos.forget(orphan.tag, client)
+
+
+@contextmanager
+def _translated(app: NekroApp) -> Iterator[None]:
+    try:
+        yield
+    except (redis.RedisError, OSError) as exc:
+        url = without_password(app.nekro_settings.broker.url or "")
+        raise BrokerUnavailableError(f"broker {url} does not answer: {exc}") from exc
 
 
 def _orphan(tag: str, raw: bytes) -> Orphan | None:

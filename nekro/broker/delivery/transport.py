@@ -46,8 +46,10 @@ if TYPE_CHECKING:
 __all__ = [
     "COMPRESSED_TYPE",
     "DELIVERIES_HEADER",
+    "SERVER_HEADER",
     "ClaimChannel",
     "ClaimTransport",
+    "Slots",
     "held_keys",
     "holder",
     "seen_key",
@@ -56,6 +58,8 @@ __all__ = [
 
 #: Header that counts how often a message was delivered without being acknowledged.
 DELIVERIES_HEADER: Final = "x-nekro-deliveries"
+#: Header that a worker sets on messages of further servers: place of the server that has the result.
+SERVER_HEADER: Final = "x_nekro_server"
 #: Maximum number of messages per claim, so that a worker does not take all while another is idle.
 MAX_CLAIM: Final = 16
 #: How often a channel pings Redis if an event loop takes its messages.
@@ -147,8 +151,37 @@ class ChannelIntake(Protocol):
         ...
 
 
+class Slots:
+    """The slots of a worker that takes messages of several servers, each on a channel of its own."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._channels: list[ClaimChannel] = []
+
+    def share(self, channel: ClaimChannel) -> None:
+        """Let a channel take messages only for slots that the others leave."""
+        channel.slots = self
+        # Of a lost connection, tasks may still run.
+        self._channels = [one for one in self._channels if not one.closed or one.qos.held()] + [channel]
+
+    def left(self) -> int:
+        """Return how many slots are free."""
+        return self.count - sum(len(one.qos._delivered) - len(one.qos._dirty) for one in self._channels)
+
+
 class ClaimQoS(stock.QoS):  # type: ignore[misc]
     """Tracks the held messages of a channel."""
+
+    def can_consume(self) -> bool:
+        """Whether there is a free slot."""
+        slots = self.channel.slots
+        return bool(super().can_consume() and (slots is None or slots.left() > 0))
+
+    def can_consume_max_estimate(self) -> int | None:
+        """Return the number of free slots; None: there is no limit."""
+        slots: Slots | None = self.channel.slots
+        room: int | None = super().can_consume_max_estimate()
+        return room if slots is None or room is None else max(0, min(room, slots.left()))
 
     def append(self, message: Any, delivery_tag: str) -> None:
         """Hold a message; a claimed one is already recorded in Redis."""
@@ -309,6 +342,10 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
     keeper: Keeper | None = None
     #: Set if tasks run on an event loop; None if the hub takes messages.
     intake: ChannelIntake | None = None
+    #: Set if the worker takes messages on other channels too.
+    slots: Slots | None = None
+    #: Place of its server among those that chats are partitioned over.
+    server = 0
     _in_poll: Any = False
     _gives_back = False
 

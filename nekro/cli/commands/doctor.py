@@ -110,6 +110,8 @@ def _shown(value: object) -> str:
         return "********" if value.get_secret_value() else ""
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {group.model}" for name, group in value.items())
+    if isinstance(value, tuple):
+        return ",".join(map(_shown, value))
     text = setting_text(value)
     if "://" in text and "@" in text:
         from broker_config.urls import without_password
@@ -191,6 +193,9 @@ async def _workers(api: AsyncClient) -> str:
 
 async def _queues(api: AsyncClient) -> str:
     queues = await api.queues()
+    down = [broker.name for broker in queues.brokers if not broker.is_up]
+    if down:
+        raise _CheckFailedError(f"brokers that do not answer: {', '.join(down)}; their chats wait")
     if queues.dead_letters:
         raise _CheckFailedError(f"{queues.dead_letters} dead letters; `nekro dead` lists them")
     return f"{sum(queue.waiting for queue in queues.queues)} messages wait"

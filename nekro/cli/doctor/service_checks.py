@@ -8,15 +8,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 from broker_config.embedded import EmbeddedRedis, redis_binary
+from broker_config.partitions import server_settings
 from broker_config.primaries import NotPrimaryError
 from broker_config.redis_endpoint import RedisEndpoint, server_version
 from broker_config.settings import Settings
-from broker_config.urls import is_redis, without_password
+from broker_config.urls import is_drained, is_redis, without_password
 from nekro.cli.running import ExitCode
 from nekro_agent.errors import NekroError, SettingsError, StorageError, StorageUnavailableError
 from nekro_agent.shared_clock import shared_time
@@ -70,11 +71,37 @@ def broker_checks(settings: Settings) -> list[Check]:
         checks = [_redis_server(settings, settings.broker.url, name="redis", variable="NEKRO_BROKER__URL")]
     else:
         checks = [_other_broker(settings, settings.broker.url)]
+    for number, one in enumerate(server_settings(settings)[1:]):
+        checks.append(_partition(one, listed=settings.broker.partitions[number], name=f"redis {number + 2}"))
     if settings.results.url is not None and settings.results.url != settings.broker.url:
         checks.append(
             _redis_server(settings, settings.results.url, name="results", variable="NEKRO_RESULTS__URL")
         )
     return checks
+
+
+def _partition(settings: Settings, *, listed: str, name: str) -> Check:
+    """Check a further server that chats are partitioned over.
+
+    Args:
+        settings: with the server as the broker.
+        listed: its URL as the settings name it.
+    """
+    check = _redis_server(settings, settings.broker.url or "", name=name, variable="NEKRO_BROKER__PARTITIONS")
+    if check.verdict is CheckState.FAILED:
+        return replace(check, detail=f"{check.detail}; its chats wait")
+    if not is_drained(listed):
+        return check
+    from broker_config.app import create_app
+    from nekro.broker.broker_figures import read_brokers
+
+    app = create_app(settings)
+    try:
+        left = read_brokers(app)[0].messages
+    finally:
+        app.close()
+    state = f"{left} messages left" if left else "empty: it can go from NEKRO_BROKER__PARTITIONS"
+    return replace(check, detail=f"{check.detail}; drained, {state}")
 
 
 def _embedded_redis(settings: Settings) -> Check:

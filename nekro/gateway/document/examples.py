@@ -402,6 +402,7 @@ _MODELS: Final[Mapping[str, Any]] = {
         "rounds": _WORK,
         "jobs": _WORK,
         "dead_letters": 0,
+        "brokers": [{"name": "redis://redis:6379/0", "is_up": True, "is_drained": False, "messages": 11}],
     },
     "ReplayTurnBody": {"chat_key": "web-1-again"},
     "ReplayedTurn": {

@@ -36,7 +36,7 @@ export function show(place, { signal }) {
   }
 }
 
-function queueTable({ queues, rounds, jobs, dead_letters: dead }) {
+function queueTable({ queues, rounds, jobs, dead_letters: dead, brokers }) {
   const rows = [
     ...queues.map((one) => ({ name: one.lane, waiting: one.waiting, running: one.held, oldest: one.oldest_seconds })),
     { name: "rounds in all chats", ...rounds, oldest: rounds.waiting ? rounds.oldest_seconds : null },
@@ -47,7 +47,16 @@ function queueTable({ queues, rounds, jobs, dead_letters: dead }) {
     { title: "Waiting", class: "number", cell: (one) => count(one.waiting) },
     { title: "Running", class: "number", cell: (one) => count(one.running) },
     { title: "Oldest", class: "number", cell: (one) => age(one.oldest) },
-  ], rows, { isSmall: true }), dead ? el("p.fault.after-table", {}, several(dead, "dead letter")) : null);
+  ], rows, { isSmall: true }), dead ? el("p.fault.after-table", {}, several(dead, "dead letter")) : null, brokers.length > 1 ? brokerTable(brokers) : null);
+}
+
+/** The brokers that chats are partitioned over. */
+function brokerTable(brokers) {
+  return table("Brokers", [
+    { title: "Broker", cell: (one) => el("span.mono", {}, one.name) },
+    { title: "Messages", class: "number", cell: (one) => count(one.messages) },
+    { title: "State", class: "tight", cell: (one) => one.is_up ? badge("live", one.is_drained ? "Drained" : "Live") : badge("failed", "Does not answer") },
+  ], brokers, { isSmall: true });
 }
 
 function workerTable(items) {
