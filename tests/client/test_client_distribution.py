@@ -49,8 +49,9 @@ def test_the_wheel_works_with_httpx_and_pydantic_alone(tmp_path: Path) -> None:
     site = tmp_path / "site"
     with ZipFile(wheel) as archive:
         archive.extractall(site)
-    modules = {path.name for path in (ROOT / "nekro_client").glob("*.py")} | {"py.typed"}
-    assert {path.name for path in (site / "nekro_client").iterdir()} == modules
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "nekro_client").rglob("*.py")}
+    built = {str(path.relative_to(site)) for path in (site / "nekro_client").rglob("*") if path.is_file()}
+    assert built == modules | {"nekro_client/py.typed"}
     for name in closure("httpx", "pydantic") | {"typing-extensions"}:
         for file in distribution(name).files or []:
             top = file.parts[0]
