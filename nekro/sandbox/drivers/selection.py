@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _PROBE_KEY = "probe"
-_COLD: Final = "each run is started by bubblewrap, which costs about 20 ms of a processor more"
+_COLD: Final = "each run is started by bubblewrap, which costs about 25 ms of a processor more"
 
 
 async def probe(driver: SandboxDriver, settings: SandboxSettings) -> Capability:
