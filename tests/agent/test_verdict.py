@@ -14,7 +14,7 @@ from nekro.sandbox.models import Limit, RunResult, StopType
 def result(stop: StopType, **fields: Any) -> RunResult:
     values: dict[str, Any] = {
         "run_id": "r", "exit_code": 1, "output": "", "truncated": False, "limit": None, "calls": 0,
-        "error": None, "started_at": datetime(2026, 1, 1, tzinfo=UTC), "duration_seconds": 1.0, "warm": True,
+        "error": None, "started_at": datetime(2026, 1, 1, tzinfo=UTC), "duration_seconds": 1.0,
         "driver": "bwrap",
     }  # fmt: skip
     return RunResult(stop_type=stop, **(values | fields))
