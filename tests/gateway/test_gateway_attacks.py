@@ -230,6 +230,22 @@ async def test_slow_clients_lose_their_connections_and_others_are_served(fresh_f
 
 
 @pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
+async def test_a_connection_between_two_requests_outlives_the_limit_of_a_request(fresh_fleet: Fleet) -> None:
+    async with attacked(fresh_fleet.settings, body_seconds=1.0) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ")
+            (length,) = re.findall(rb"content-length: (\d+)", head)
+            await reader.readexactly(int(length))
+            await asyncio.sleep(2)
+        writer.write(b"GET /healthz HTTP/1.1\r\n")  # headers that never end
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+        writer.close()
+
+
+@pytest.mark.parametrize("fresh_fleet", ["sqlite"], indirect=True)
 async def test_a_long_body_in_small_pieces_is_refused(fresh_fleet: Fleet) -> None:
     world = await world_of(fresh_fleet)
     async with attacked(fresh_fleet.settings, body_seconds=1.0) as port:

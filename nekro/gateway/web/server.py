@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Iterator
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 import h11
 import uvicorn
@@ -26,6 +26,10 @@ from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_client.models import Problem
 
 __all__ = ["GatewayServer", "protocol", "serve"]
+
+#: How long a connection is kept between two requests: longer than clients and proxies keep it, so that they
+#: close it and no request meets its end.
+_KEEP_ALIVE_SECONDS: Final = 75
 
 
 async def serve(app: FastAPI, listener: socket.socket, *, on_ready: Callable[[str], None]) -> None:
@@ -58,6 +62,7 @@ class GatewayServer(uvicorn.Server):
                 # A header must not choose the address that decides about full rights.
                 proxy_headers=False,
                 server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=int(settings.drain_seconds),
                 ws="none",
             )
@@ -166,7 +171,10 @@ class _Protocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._watch()
+        # A connection that is idle has ``_KEEP_ALIVE_SECONDS``, which uvicorn watches.
+        is_idle = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+        if not is_idle or self.transport.get_write_buffer_size():
+            self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
