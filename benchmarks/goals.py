@@ -229,21 +229,33 @@ def verdicts_of(found: dict[str, Reports]) -> list[Verdict]:
     ]
 
 
-def measure(run: Callable[[str], dict[str, Any]], parts: Iterable[str], *, seconds: float) -> list[Verdict]:
+def measure(
+    run: Callable[[str], dict[str, Any]],
+    parts: Iterable[str],
+    *,
+    seconds: float,
+    on_failure: Callable[[subprocess.CalledProcessError], None],
+) -> list[Verdict]:
     """Run the parts once, and those again whose goals are not decided, for at most that time.
 
     Args:
         run: runs one part and returns its report.
         seconds: after this time no part is run again.
+        on_failure: called with the error of a part that failed, which is not run again.
     """
     found: dict[str, Reports] = {part: [] for part in parts}
+    failed = set()
     ends = time.monotonic() + seconds
     open_parts = set(found)
     while open_parts:
         for part in found:
             if part in open_parts and (not found[part] or time.monotonic() < ends):
-                found[part].append(run(part))
-        open_parts = {verdict.goal.part for verdict in verdicts_of(found) if not verdict.is_decided}
+                try:
+                    found[part].append(run(part))
+                except subprocess.CalledProcessError as exc:
+                    on_failure(exc)
+                    failed.add(part)
+        open_parts = {verdict.goal.part for verdict in verdicts_of(found) if not verdict.is_decided} - failed
         if time.monotonic() >= ends:
             break
     return verdicts_of(found)
@@ -297,13 +309,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     def run(part: str) -> dict[str, Any]:
         return _run(*_PARTS[part], *(_QUICK[part] if options.quick else ()))
 
-    try:
-        verdicts = measure(run, options.only, seconds=0 if options.quick else options.minutes * 60)
-    except subprocess.CalledProcessError as exc:
-        print(f"{' '.join(map(str, exc.cmd))} failed with exit code {exc.returncode}", file=sys.stderr)
-        return 1
+    failures: list[subprocess.CalledProcessError] = []
+    seconds = 0 if options.quick else options.minutes * 60
+    verdicts = measure(run, options.only, seconds=seconds, on_failure=failures.append)
     print(as_text(verdicts))
-    return 0 if all(verdict.is_reached for verdict in verdicts) else 1
+    for exc in failures:
+        print(f"{' '.join(map(str, exc.cmd))} failed with exit code {exc.returncode}", file=sys.stderr)
+    return 0 if not failures and all(verdict.is_reached for verdict in verdicts) else 1
 
 
 if __name__ == "__main__":

@@ -164,15 +164,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail the test that left a connection, a loop or a coroutine open, and not one that runs later.
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Fail the file whose tests left a connection, a loop or a coroutine open, and not one that runs later.
 
     What is in a cycle is otherwise found whenever a collection happens: in the middle of another test, where
-    its warning can break what runs then.
+    its warning can break what runs then. A collection after each test would take longer than the tests.
     """
     outcome = yield
-    gc.collect()
-    collect_unraisable(item.config)
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        collect_unraisable(item.config)
     return outcome
 
 

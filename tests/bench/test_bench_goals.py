@@ -105,13 +105,15 @@ def test_a_goal_is_decided_when_its_interval_lies_on_one_side_of_the_limit() -> 
 
 def test_parts_run_again_until_their_goals_are_decided() -> None:
     peaks = {"waiting": iter(([100e6], [400e6], [100e6], *([100e6] * 3 for _ in range(9))))}
-    runs = []
+    runs: list[str] = []
+    failures: list[Exception] = []
 
     def run(part: str) -> dict[str, Any]:
         runs.append(part)
         return {"worker_peak_bytes": next(peaks[part]), "seconds": [1.0] * 3, "taskiq_seconds": [1.0]}
 
-    verdicts = measure(run, ["waiting"], seconds=60)
+    verdicts = measure(run, ["waiting"], seconds=60, on_failure=failures.append)
+    assert failures == []
     assert [one.is_decided and one.is_reached for one in verdicts] == [True, True]
     assert runs == ["waiting"] * verdicts[0].runs
     assert 3 < verdicts[0].runs < 9
@@ -119,9 +121,22 @@ def test_parts_run_again_until_their_goals_are_decided() -> None:
 
 def test_no_part_runs_again_when_the_time_is_over() -> None:
     report = {"worker_peak_bytes": [100e6], "seconds": [1.0], "taskiq_seconds": [1.0]}
-    verdicts = measure(lambda part: report, ["waiting"], seconds=0)
+    verdicts = measure(lambda part: report, ["waiting"], seconds=0, on_failure=list[Exception]().append)
     assert [(one.runs, one.is_decided, one.is_reached) for one in verdicts] == [(1, False, True)] * 2
     assert "reached, not certain" in as_text(verdicts)
+
+
+def test_a_part_that_fails_keeps_no_verdict_of_another_one_back() -> None:
+    failures: list[subprocess.CalledProcessError] = []
+
+    def run(part: str) -> dict[str, Any]:
+        if part == "gateway":
+            raise subprocess.CalledProcessError(1, ["gateway"])
+        return {"worker_peak_bytes": [100e6] * 9, "seconds": [1.0] * 9, "taskiq_seconds": [1.0]}
+
+    verdicts = measure(run, ["gateway", "waiting"], seconds=60, on_failure=failures.append)
+    assert [exc.cmd for exc in failures] == [["gateway"]]
+    assert {one.goal.part: one.is_reached for one in verdicts} == {"gateway": False, "waiting": True}
 
 
 def test_the_table_shows_figure_interval_limit_and_number_of_turns() -> None:

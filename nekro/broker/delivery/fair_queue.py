@@ -25,9 +25,9 @@ local function fair_put(queue, plugin, chat, message)
     local plugins = queue .. ':fair'
     local chats = plugins .. ':' .. plugin
     local messages = chats .. ':' .. chat
-    if redis.call('EXISTS', chats) == 0 then redis.call('RPUSH', plugins, plugin) end
-    if redis.call('EXISTS', messages) == 0 then redis.call('RPUSH', chats, chat) end
-    redis.call('RPUSH', messages, message)
+    if redis.call('RPUSH', messages, message) == 1 and redis.call('RPUSH', chats, chat) == 1 then
+        redis.call('RPUSH', plugins, plugin)
+    end
     redis.call('INCR', queue .. ':fair_length')
 end
 """
