@@ -12,7 +12,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,13 +27,18 @@ IN_FLIGHT = 200
 _VARIABLE = "NEKRO_BROKER__PARTITIONS"
 
 
-def main() -> None:
-    """Measure, and print a table."""
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; ends the process with code 2 when it is wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--calls", type=int, default=5000, help="calls of each run (default: 5000)")
     parser.add_argument("--pairs", type=int, default=3, help="runs with each number of servers (default: 3)")
     parser.add_argument("--json", type=Path, help="also write the figures of all runs")
-    args = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    args = parse()
     runs: dict[int, list[list[float]]] = {1: [], 2: []}
     with tempfile.TemporaryDirectory() as made:
         directory = Path(made)
