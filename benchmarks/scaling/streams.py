@@ -22,7 +22,7 @@ class StreamCosts:
     #: For each event of a chat that is read, with one reader, and for each further reader.
     event_cpu_seconds: float
     delivery_cpu_seconds: float
-    #: For each announcement of a chat that nobody reads at this gateway, in the gateway and in Redis.
+    #: For each announcement of a chat without readers at this gateway, in the gateway and in Redis.
     foreign_cpu_seconds: float
     foreign_redis_cpu_seconds: float
 

@@ -409,6 +409,25 @@ async def test_runs_of_a_frozen_fork_server_are_started_without_it(
     assert await is_forked(forks)
 
 
+async def run_four_chats(forks: Lab, *, runs: int) -> None:
+    """Run code in four chats at the same time, and expect each result."""
+
+    async def chat(number: int) -> None:
+        code = "import time\ntime.sleep(0.05)\nprint({}, echo(1)[0][0])"
+        for run in range(runs):
+            result = await forks.run(code.format(run), chat_key=f"chat{number}")
+            assert (result.stop_type, result.output) == (StopType.NORMAL, f"{run} 1\n"), result
+
+    await asyncio.gather(*(chat(number) for number in range(4)))
+
+
+async def ends_idle(server: ForkServer) -> None:
+    """Wait until a server takes runs, and expect that none is left in it."""
+    await until(lambda: server._server is not None and server._server.takes_runs)
+    assert server._server is not None
+    assert server._server.running == {} and server._server.waiting == {}
+
+
 @pytest.mark.extended
 async def test_no_run_is_lost_while_templates_are_killed_and_frozen_under_load(
     forks: Lab, monkeypatch: pytest.MonkeyPatch
@@ -431,22 +450,13 @@ async def test_no_run_is_lost_while_templates_are_killed_and_frozen_under_load(
                 await asyncio.sleep(0.5)
                 os.kill(template, signal.SIGCONT)
 
-    async def chat(number: int) -> None:
-        code = "import time\ntime.sleep(0.05)\nprint({}, echo(1)[0][0])"
-        for run in range(15):
-            result = await forks.run(code.format(run), chat_key=f"chat{number}")
-            assert (result.stop_type, result.output) == (StopType.NORMAL, f"{run} 1\n"), result
-
     harming = asyncio.create_task(harm())
     try:
-        await asyncio.gather(*(chat(number) for number in range(4)))
+        await run_four_chats(forks, runs=15)
     finally:
         over.set()
         await harming
-    server = server_of(forks)
-    await until(lambda: server._server is not None and server._server.takes_runs)
-    assert server._server is not None
-    assert server._server.running == {} and server._server.waiting == {}
+    await ends_idle(server_of(forks))
     assert await is_forked(forks)
 
 
@@ -488,15 +498,9 @@ async def test_no_run_is_lost_while_templates_starve_under_load(
                     starve(groups[template], lack)
             await asyncio.sleep(0.1)
 
-    async def chat(number: int) -> None:
-        code = "import time\ntime.sleep(0.05)\nprint({}, echo(1)[0][0])"
-        for run in range(6):
-            result = await forks.run(code.format(run), chat_key=f"chat{number}")
-            assert (result.stop_type, result.output) == (StopType.NORMAL, f"{run} 1\n"), result
-
     harming = asyncio.create_task(harm())
     try:
-        await asyncio.gather(*(chat(number) for number in range(4)))
+        await run_four_chats(forks, runs=6)
     finally:
         over.set()
         await harming
@@ -505,9 +509,7 @@ async def test_no_run_is_lost_while_templates_starve_under_load(
     server = server_of(forks)
     for _ in range(2):  # the second one starts a server where the last one was retired
         await forks.run("print(1)")
-    await until(lambda: server._server is not None and server._server.takes_runs)
-    assert server._server is not None
-    assert server._server.running == {} and server._server.waiting == {}
+    await ends_idle(server)
     assert groups and await is_forked(forks)
 
 

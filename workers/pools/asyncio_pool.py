@@ -102,8 +102,8 @@ class AsyncioPool(JobPool):
         try:
             task = self._tasks.get(job.args[0])
             body: Body | None = getattr(task, FAST_BODY, None)
-            request = getattr(job.callback, "__self__", None)
-            if body is None or not isinstance(request, PrivateRequest) or not _is_plain(task, request):
+            request = job.request
+            if body is None or request is None or not _is_plain(task, request):
                 await spawn(job.run)
             elif job.begin():
                 await _run_fast(job, body, task, request)

@@ -184,9 +184,7 @@ class JobPool(BasePool):  # type: ignore[misc]
     def flush(self) -> None:
         """Drop jobs that have not started: the connection is lost and their messages return to the queue."""
         for job in self._running():
-            if not getattr(
-                getattr(job.callback, "__self__", None), "server", 0
-            ):  # others are still connected
+            if job.request is None or not job.request.server:  # the other servers are still connected
                 job.drop()
 
     def running_ids(self) -> set[str]:

@@ -29,6 +29,7 @@ from loguru import logger
 from nekro.base.deadlines import Deadlines
 from nekro.base.greenlet_bridge import spawn
 from nekro.base.loop_thread import this_task
+from nekro.broker.celery.tasks import PrivateRequest
 from nekro_agent.errors import MethodAbortedError
 
 __all__ = [
@@ -128,6 +129,12 @@ class PoolJob:
     def task_id(self) -> str:
         """Id of the task, which Celery passes to its tracer as the second argument."""
         return str(self.args[1])
+
+    @property
+    def request(self) -> PrivateRequest | None:
+        """The request of the delivery; None if the job was not made from one."""
+        request = getattr(self.callback, "__self__", None)
+        return request if isinstance(request, PrivateRequest) else None
 
     @property
     def has_begun(self) -> bool:

@@ -32,7 +32,7 @@ from nekro.broker.celery.worker import is_stopping
 from nekro.broker.delivery.connection import publish_dead
 from nekro.broker.delivery.intake import LoopIntake
 from nekro.broker.delivery.leases import DeliveryKeeper
-from nekro.broker.delivery.transport import LOST, ClaimChannel, deliveries
+from nekro.broker.delivery.transport import LOST, ClaimChannel, deliveries, server_of
 from nekro_agent.durations import FRESH_SECONDS, REFRESH_SECONDS
 from nekro_agent.errors import MessageRefusedError, NekroError, OutcomeUnknownError, StorageError
 
@@ -101,7 +101,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
 
     def _is_connected(self, message: Any) -> bool:
         """Whether the channel that delivered a message is in use."""
-        if getattr(message.channel, "server", 0):
+        if server_of(message):
             return True  # it stays, and connects again by itself
         return self.task_consumer is not None and message.channel is self.task_consumer.channel
 
@@ -130,11 +130,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
             and self.task_buckets[headers["task"]] is None  # no rate limit
             and headers["id"] not in state.revoked
             # After a lost connection Celery counts finished tasks until it has restored the prefetch count.
-            and (
-                self._maximum_prefetch_restored
-                or not self.restart_count
-                or bool(getattr(message.channel, "server", 0))
-            )
+            and (self._maximum_prefetch_restored or not self.restart_count or server_of(message) > 0)
         )
 
     def _guarded(self, take: Callable[[Any], Any], message: Any) -> Any:
@@ -351,7 +347,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
 
     def _answer(self, message: Any, end: Exception | dict[str, Any]) -> None:
         """Store how a message ended, for its caller: the error, or what the call returned."""
-        server = getattr(message.channel, "server", 0)
+        server = server_of(message)
         if server and asyncio._get_running_loop() is not None:  # the hub may wait for the first server
             self._on_thread(self._answer, message, end)
             return

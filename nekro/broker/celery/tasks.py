@@ -25,7 +25,7 @@ from broker_config.keys import is_caller_id
 from broker_config.topology import AGENT_EVENTS
 from nekro.broker.delivery.connection import ClaimConnection
 from nekro.broker.delivery.messages import HIDDEN, SIGNATURE_HEADER, signed_fields, signed_message
-from nekro.broker.delivery.transport import DELIVERIES_HEADER, SERVER_HEADER, ClaimChannel
+from nekro.broker.delivery.transport import DELIVERIES_HEADER, SERVER_HEADER, ClaimChannel, server_of
 from nekro.wire.seals import Seal
 from nekro_agent.errors import MessageRefusedError
 from nekro_agent.methods import Lane
@@ -82,7 +82,7 @@ def admit(message: Any, seal: Seal) -> None:
         reason = "its signature does not match" if SIGNATURE_HEADER in headers else "it is not signed"
         raise MessageRefusedError(f"message refused: {reason} (was NEKRO_SECURITY__SIGNING_KEY changed?)")
     message.headers = _rebuilt(headers)
-    if server := getattr(getattr(message, "channel", None), "server", 0):
+    if server := server_of(message):
         message.headers[SERVER_HEADER] = server
     message.properties = {
         **_kept(message.properties),
@@ -233,7 +233,7 @@ class PrivateRequest(Request):  # type: ignore[misc]
     @property
     def server(self) -> int:
         """Place of the server that delivered it among those that chats are partitioned over."""
-        return getattr(self._message.channel, "server", 0)
+        return server_of(self._message)
 
     def release_body(self) -> None:
         """Release the message's body, which is large, while thousands of calls may be waiting.

@@ -53,6 +53,7 @@ __all__ = [
     "held_keys",
     "holder",
     "seen_key",
+    "server_of",
     "uncompressed",
 ]
 
@@ -310,6 +311,12 @@ def deliveries(headers: Any) -> int:
     return count if isinstance(count, int) else 0
 
 
+def server_of(message: Any) -> int:
+    """Return the place of the server that delivered a message among those that chats are partitioned over."""
+    channel = getattr(message, "channel", None)
+    return channel.server if isinstance(channel, ClaimChannel) else 0
+
+
 def uncompressed(headers: Any) -> bool:
     """Remove the compression header of a message; returns whether there was one.
 
@@ -345,7 +352,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
     #: Set if the worker takes messages on other channels too.
     slots: Slots | None = None
     #: Place of its server among those that chats are partitioned over.
-    server = 0
+    server: int = 0
     _in_poll: Any = False
     _gives_back = False
 

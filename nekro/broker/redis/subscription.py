@@ -89,7 +89,6 @@ class Subscription:
                 self._proved_at = float("-inf")
                 self._on_broken(exc)
             await asyncio.sleep(RETRY_SECONDS)
-        self.abort()  # the connection may have been opened since
 
     async def settle(self) -> None:
         """Wait until every message that was published before this call has been passed on.
