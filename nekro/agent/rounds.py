@@ -30,6 +30,7 @@ from nekro.agent.model import (
     TurnRound,
 )
 from nekro.agent.pictures.fit import PromptPictures
+from nekro.agent.program_check import Misfit, findings_of
 from nekro.agent.prompt import PromptBuilder, PromptRequest, collect_injected
 from nekro.agent.room import ModelContexts, PromptRoom
 from nekro.agent.text import new_check_word, reveals_check_word
@@ -95,6 +96,8 @@ class RoundInput:
     plugins: Sequence[PluginBrief]
     methods: Sequence[StubMethod]
     dispatch: Dispatch
+    #: Checks a call of a program before it runs; None: no call is checked.
+    misfit: Misfit | None = None
     previous: Sequence[TurnRound] = ()
     observations: Sequence[Observation] = ()
     #: Of messages before those of ``history``, or of some of these; None: there is none.
@@ -257,7 +260,16 @@ class _Round:
         )
         if self._input.on_answer is not None and (decided is None or decided.words is None):
             await self._input.on_answer(self._report, answer)
-        return decided or await self._run(code)
+        return decided or self._refused(code) or await self._run(code)
+
+    def _refused(self, code: str) -> Verdict | None:
+        """Return the decision on a program that cannot work; None if nothing in it is certain to fail."""
+        given = self._input
+        if given.misfit is None:
+            return None
+        kept = () if given.variables is None else given.variables.values
+        found = findings_of(code, given.methods, kept=kept, misfit=given.misfit)
+        return verdict.program_unfit(found) if found else None
 
     def _unless_repeated(self, decided: Verdict) -> Verdict:
         """Return the decision on a round that needs another one; a repeated error ends the turn."""

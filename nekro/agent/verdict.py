@@ -12,6 +12,7 @@ from nekro.agent.answers.replies import Reply, ReplyKind
 from nekro.agent.llm import LLMAnswer
 from nekro.agent.loops import MOST_REPEATS, repeats_of_code
 from nekro.agent.model import TurnRound
+from nekro.agent.program_check import Finding
 from nekro.agent.text import attribute, reveals_check_word
 from nekro.sandbox.models import Limit, RunResult, StopType
 from nekro_agent.errors import BudgetExceededError
@@ -32,6 +33,7 @@ __all__ = [
     "program_open",
     "program_repeated",
     "program_too_long",
+    "program_unfit",
     "rounds_used_up",
     "said",
     "time_used_up",
@@ -275,6 +277,13 @@ def program_too_long(most_chars: int) -> Verdict:
     reason = f"Your program has more than {most_chars} characters and did not run. Write a shorter one."
     unusable = "my program was too long"
     return _ask_again(reason, unusable)
+
+
+def program_unfit(findings: Sequence[Finding]) -> Verdict:
+    """Decide on a program that cannot work; none of it runs."""
+    lines = "\n".join(f"line {one.line}: {one.text}" for one in findings)
+    reason = f"The program did not run, and no call was made, because this cannot work:\n{lines}"
+    return Verdict(stop_type=StopType.ERROR, reason=reason, wants_more=True)
 
 
 def nothing_to_do() -> Verdict:

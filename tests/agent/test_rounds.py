@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,16 @@ from nekro.agent.llm.scripted_client import ScriptedClient
 from nekro.agent.model import ChatBrief, HistoryMessage, MethodBrief, Observation, PluginBrief, TurnRound
 from nekro.agent.rounds import RoundInput, RoundOutcome, RoundRunner
 from nekro.sandbox.manager import SandboxManager
-from nekro.sandbox.models import Raised, Returned, Stopped, StopType, StubCall, StubMethod, StubResult
+from nekro.sandbox.models import (
+    KeptVariables,
+    Raised,
+    Returned,
+    Stopped,
+    StopType,
+    StubCall,
+    StubMethod,
+    StubResult,
+)
 from nekro.wire.values import decode_arguments, encode_value
 from nekro_agent.errors import FencedError, LLMError, SandboxUnavailableError
 from nekro_agent.methods import SandboxMethodType
@@ -123,6 +132,31 @@ def code(text: str) -> str:
 def requests(tmp_path: Path) -> list[dict[str, Any]]:
     path = tmp_path / "requests.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def misfit(token: str, count: int, names: Sequence[str]) -> str | None:
+    wanted = {"m1": 2, "m2": 1}[token]
+    return None if count + len(names) == wanted else f"{wanted} arguments are wanted"
+
+
+async def test_a_program_that_cannot_work_makes_no_call_and_all_of_it_is_said(play: Any) -> None:
+    calls = Calls()
+    outcome = await play(
+        code("print(add(2, 3))\nadd(2)\nprint(totl)\nsearch()"), dispatch=calls, misfit=misfit
+    )
+    assert (outcome.report.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.ERROR, True, None)
+    assert calls.seen == []
+    assert outcome.report.error == (
+        "The program did not run, and no call was made, because this cannot work:\n"
+        "line 2: 2 arguments are wanted\nline 3: name 'totl' is not defined\nline 4: 1 arguments are wanted"
+    )
+    outcome = await play(
+        code("rows = [add(2, 3)]\nprint(rows, kept)"),
+        dispatch=calls,
+        misfit=misfit,
+        variables=KeptVariables(values={"kept": "7"}),
+    )
+    assert (outcome.report.stop_type, outcome.report.output.strip()) == (StopType.NORMAL, "[5] 7")
 
 
 async def test_a_program_that_ends_normally_ends_the_turn(play: Any) -> None:

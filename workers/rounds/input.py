@@ -197,6 +197,7 @@ class RoundInputs:
             plugins=self._plugin_briefs(entries, ctx, awake),
             methods=calls.stubs,
             dispatch=calls.dispatch,
+            misfit=calls.misfit,
             previous=turn.previous,
             observations=turn.loose,
             variables=await self._variables(round_.turn_id),

@@ -135,17 +135,35 @@ TASKS: Final = (
     ),
     Task(
         name="wrong_argument",
-        person=[says("Order 4 more clocks (A-4).")],
+        person=[says("Order 4 more clocks (A-4) and 2 more desks (A-2), and tell me what you ordered.")],
         model=[
-            program('send_msg_text(_ck, order_stock("A-4", pieces=4))'),
-            program('send_msg_text(_ck, order_stock("A-4", count=4))', after=r"order_stock.*pieces"),
+            program("""
+                first = order_stock("A-4", count=4)
+                second = order_stock("A-2", pieces=2)
+                send_msg_text(_ck, first + secnd)
+            """),
+            program(
+                """
+                first = order_stock("A-4", count=4)
+                second = order_stock("A-2", count=2)
+                send_msg_text(_ck, f"{first} {second}")
+                """,
+                # What failed is said before anything was ordered, so the clocks are ordered once.
+                after=r"line 2: order_stock.*'count'\s+line 3: name 'secnd' is not defined",
+            ),
         ],
         tools=[
-            call("order_stock", {"sku": "A-4", "pieces": 4}),
-            call("order_stock", {"sku": "A-4", "count": 4}, after="error: .*count"),
-            words("Ordered 4 clocks.", after="Ordered 4 of A-4"),
+            call("order_stock", {"sku": "A-4", "count": 4}),
+            call("order_stock", {"sku": "A-2", "pieces": 2}, after="Ordered 4 of A-4"),
+            call("order_stock", {"sku": "A-2", "count": 2}, after="error: .*count"),
+            words("Ordered 4 clocks and 2 desks.", after="Ordered 2 of A-2"),
         ],
-        outcome=[has_effect("order", sku="A-4", count=4), has_effect("order"), sends("4")],
+        outcome=[
+            has_effect("order", sku="A-4", count=4),
+            has_effect("order", sku="A-2", count=2),
+            has_effect("order", times=2),
+            sends("4", "2"),
+        ],
     ),
     Task(
         name="no_network",

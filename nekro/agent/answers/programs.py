@@ -27,6 +27,8 @@ __all__ = [
     "USELESS_IN_WORDS",
     "TaggedProgram",
     "calls_known",
+    "defined_names",
+    "dotted_name",
     "is_change",
     "is_refused",
     "joined_program",
@@ -39,6 +41,7 @@ __all__ = [
 #: Longest text, and its deepest nesting of brackets, that Python's parser reads.
 MOST_PARSED_CHARS: Final = 10_000
 _MOST_NESTING: Final = 40
+_TYPE_PARAMETERS: Final = frozenset({"TypeVar", "TypeVarTuple", "ParamSpec"})
 
 #: A prompt of the interactive interpreter, which begins a line of input or continues it.
 _PROMPT: Final = re.compile(r"[ \t]{0,20}(?:>>>|\.\.\.)(?: |$)")
@@ -121,7 +124,7 @@ def calls_known(text: str, names: Collection[str]) -> bool:
     """Whether a text is Python that calls a known method."""
     tree = parse(text) if "(" in text else None
     return tree is not None and any(
-        isinstance(node, ast.Call) and _dotted(node.func) in names for node in ast.walk(tree)
+        isinstance(node, ast.Call) and dotted_name(node.func) in names for node in ast.walk(tree)
     )
 
 
@@ -166,7 +169,7 @@ def joined_program(program: str, drafts: Sequence[str], known: Collection[str]) 
     for shown in reversed(drafts[-_MOST_BLOCKS:]):
         draft = plain_program(shown)
         tree = parse(draft)
-        if tree is None or missing.isdisjoint(defined := _defined(tree)):
+        if tree is None or missing.isdisjoint(defined := defined_names(tree)):
             continue
         missing = (missing - defined) | _missing(draft, known)
         kept.append(draft)
@@ -216,7 +219,7 @@ def _start(text: str, cut: re.Match[str] | None) -> int:
     return len(text) if cut is None else len(text.rstrip()) - (len(cut.string) - cut.start())
 
 
-def _dotted(node: ast.expr) -> str:
+def dotted_name(node: ast.expr) -> str:
     """Return a name with the attributes behind it, ``a.b.c``; "" if it is something else."""
     parts = []
     while isinstance(node, ast.Attribute):
@@ -310,7 +313,7 @@ def _plain_mark(part: re.Match[str]) -> str:
     return text
 
 
-def _defined(tree: ast.Module) -> set[str]:
+def defined_names(tree: ast.Module) -> set[str]:
     """Return the names that a program defines, anywhere in it."""
     names: set[str] = set()
     for node in ast.walk(tree):
@@ -324,6 +327,12 @@ def _defined(tree: ast.Module) -> set[str]:
             names.add((node.asname or node.name).partition(".")[0])
         elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
             names.add(node.name)
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            names.add(node.rest)
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            names.update(node.names)
+        elif type(node).__name__ in _TYPE_PARAMETERS:  # from CPython 3.12 on
+            names.add(node.name)  # type: ignore[attr-defined]
     return names
 
 
@@ -334,4 +343,4 @@ def _missing(code: str, known: Collection[str]) -> set[str]:
         return set()
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     read = {node.id for node in nodes if isinstance(node.ctx, ast.Load)}
-    return read - _defined(tree) - set(dir(builtins)) - set(known)
+    return read - defined_names(tree) - set(dir(builtins)) - set(known)

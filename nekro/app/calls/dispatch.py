@@ -21,7 +21,7 @@ from nekro.app.catalogue import built_in_entries
 from nekro.broker.calls import MethodCaller
 from nekro.broker.tracing.tool_span import ToolSpan, tool_span
 from nekro.plugins.entries import MethodEntry
-from nekro.plugins.entry_registry import Registry, refuse_unfit_text
+from nekro.plugins.entry_registry import Registry, refuse_unfit, refuse_unfit_text
 from nekro.plugins.lanes import LaneChooser
 from nekro.sandbox.models import (
     ARGUMENT_ERROR,
@@ -374,6 +374,17 @@ class RunCalls:
                 timeout_seconds=None,
             )
         )
+
+    def misfit(self, token: str, count: int, names: Sequence[str]) -> str | None:
+        """Return why a call with so many positional and these named arguments cannot be made, None if it can.
+
+        The text is that of a worker.
+        """
+        try:
+            refuse_unfit(self._entries[token], count, names)
+        except ArgumentError as exc:
+            return str(exc)
+        return None
 
     async def dispatch(self, call: StubCall) -> StubResult:
         """Execute one call of the sandbox; failures of the call are returned, not raised."""
