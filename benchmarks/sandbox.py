@@ -36,7 +36,7 @@ from nekro_agent.errors import SandboxUnavailableError
 from nekro_agent.methods import SandboxMethodType
 from storage.files import DataAreas
 
-__all__ = ["Leftovers", "main"]
+__all__ = ["Leftovers", "main", "parse"]
 
 _CHAT: Final = "bench"
 _CONTAINER: Final = "bench"
@@ -264,9 +264,8 @@ async def _describe() -> bool:
     return capability.ok
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print a table."""
-    interrupted_by_sigterm()
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; ends the process with code 2 when it is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.sandbox",
         description="Measure sandbox starts, call round trips, and leftovers of runs.",
@@ -276,7 +275,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repetitions", type=int, default=5, help="repetitions of every figure (5)")
     parser.add_argument("--calls", type=int, default=2000, help="calls per repetition (2000)")
     parser.add_argument("--leave-runs", type=int, default=200, help="runs of the leftovers check (200)")
-    options = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print a table."""
+    interrupted_by_sigterm()
+    options = parse(argv)
     if not uvloop.run(_describe()):
         return 7
     print(f"\n{options.runs} runs x {options.repetitions} repetitions")
