@@ -10,12 +10,11 @@ defines some while it runs.
 from __future__ import annotations
 
 import ast
-import builtins
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from nekro.agent.answers.programs import defined_names, dotted_name, parse
+from nekro.agent.answers.programs import defined_names, dotted_name, missing_names, parse
 from nekro.sandbox.models import StubMethod
 from nekro_agent.methods import OWN_NAMES
 
@@ -33,8 +32,8 @@ _DEFINE: Final = frozenset(
 )
 #: Handlers of these catch what an unfit call or an unknown name raises.
 _CATCH: Final = frozenset({"BaseException", "Exception", "MethodError", "NameError", "TypeError"})
-#: Names of every module.
-_MODULE: Final = frozenset({"__name__", "__doc__", "__file__", "__spec__", "__loader__", "__package__"})
+#: Names of modules that are not built in.
+_IMPLICIT: Final = frozenset({"__file__"})
 
 #: Literals that are neither a text nor a number.
 _CONTAINERS: Final = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
@@ -68,22 +67,23 @@ def findings_of(
     defined = defined_names(tree) | set(kept)
     reached = list(_reached(tree))
     found = list(_unfit_calls(reached, by_name, defined, misfit))
-    found += _unknown_names(tree, reached, by_name, defined)
+    if not _may_define_names(tree):
+        own = {name.partition(".")[0] for name in by_name}
+        found += _unknown_names(reached, missing_names(tree, own | OWN_NAMES | _IMPLICIT | set(kept)))
     unique = {(one.line, one.text): one for one in found}
     return sorted(unique.values(), key=lambda one: (one.line, one.text))[:_MOST]
 
 
 def _reached(tree: ast.Module) -> Iterator[ast.AST]:
     """Yield the nodes of a program but those whose failure it expects, or that nothing uses."""
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    used |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    used = {getattr(node, "id", None) or getattr(node, "attr", None) for node in ast.walk(tree)}
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
         yield node
         children = list(ast.iter_child_nodes(node))
         if isinstance(node, ast.Try | ast.TryStar) and any(map(_catches, node.handlers)):
-            children = [child for child in children if child not in node.body]
+            children = [*node.handlers, *node.orelse, *node.finalbody]
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name not in used:
             children = [*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)]
         waiting += children
@@ -176,14 +176,9 @@ def _described(value: ast.expr) -> str:
     return "a set" if isinstance(value, ast.Set | ast.SetComp) else "a dict"
 
 
-def _unknown_names(
-    tree: ast.Module, reached: Iterable[ast.AST], by_name: Mapping[str, StubMethod], defined: set[str]
-) -> Iterator[Finding]:
-    if _may_define_names(tree):
-        return
-    known = defined | OWN_NAMES | _MODULE | set(dir(builtins)) | {name.partition(".")[0] for name in by_name}
-    for node in reached:
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in known:
+def _unknown_names(nodes: Iterable[ast.AST], missing: Collection[str]) -> Iterator[Finding]:
+    for node in nodes:
+        if isinstance(node, ast.Name) and node.id in missing:
             yield Finding(line=node.lineno, text=f"name {node.id!r} is not defined")
 
 

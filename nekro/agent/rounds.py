@@ -96,7 +96,7 @@ class RoundInput:
     plugins: Sequence[PluginBrief]
     methods: Sequence[StubMethod]
     dispatch: Dispatch
-    #: Checks a call of a program before it runs; None: no call is checked.
+    #: Checks a call of a program before it runs; None: programs are not checked.
     misfit: Misfit | None = None
     previous: Sequence[TurnRound] = ()
     observations: Sequence[Observation] = ()

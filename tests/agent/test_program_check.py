@@ -129,11 +129,15 @@ def test_the_number_of_findings_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["(" * 300 + ")" * 300, "-" * 9000 + "1", "\0", "draw('\ud800', 1)", "a" + ".b" * 4000]
+    "code",
+    [
+        "(" * 300 + ")" * 300,
+        "-" * 9000 + "1",
+        "\0",
+        "draw('\ud800', 1)",
+        "a" + ".b" * 4000,
+        "try:\n" + "  x\n" * 2400 + "except Exception: pass",
+    ],
 )
 def test_hostile_programs_are_left_to_the_sandbox(code: str) -> None:
-    assert found(code) in (
-        [],
-        [(1, "draw: missing a required argument: 'width'")],
-        [(1, "name 'a' is not defined")],
-    )
+    assert found(code) == []

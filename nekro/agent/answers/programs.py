@@ -32,6 +32,7 @@ __all__ = [
     "is_change",
     "is_refused",
     "joined_program",
+    "missing_names",
     "parse",
     "plain_program",
     "program_in_json",
@@ -162,7 +163,8 @@ def joined_program(program: str, drafts: Sequence[str], known: Collection[str]) 
         drafts: the blocks before it as they were written, in their order.
         known: names that a program has without defining them.
     """
-    missing = _missing(program, known)
+    whole = parse(program)
+    missing = set() if whole is None else missing_names(whole, known)
     if not missing:
         return program
     kept = [program]
@@ -171,7 +173,7 @@ def joined_program(program: str, drafts: Sequence[str], known: Collection[str]) 
         tree = parse(draft)
         if tree is None or missing.isdisjoint(defined := defined_names(tree)):
             continue
-        missing = (missing - defined) | _missing(draft, known)
+        missing = (missing - defined) | missing_names(tree, known)
         kept.append(draft)
     # Without all names it would fail: what it lacks may be a variable of an earlier program, which it keeps.
     return "\n\n".join(reversed(kept))
@@ -336,11 +338,13 @@ def defined_names(tree: ast.Module) -> set[str]:
     return names
 
 
-def _missing(code: str, known: Collection[str]) -> set[str]:
-    """Return the names that a program reads and nothing defines; none if it is no Python."""
-    tree = parse(code)
-    if tree is None:
-        return set()
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    read = {node.id for node in nodes if isinstance(node.ctx, ast.Load)}
+def missing_names(tree: ast.Module, known: Collection[str]) -> set[str]:
+    """Return the names that a program reads and nothing defines.
+
+    Args:
+        known: names that it has without defining them; built-in ones need not be among them.
+    """
+    read = {
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
     return read - defined_names(tree) - set(dir(builtins)) - set(known)
