@@ -3,8 +3,8 @@
 A program that fails at its ninth line has made the calls of the lines before it. So what is certain to fail
 is found first, and the model gets all of it at once: calls that do not fit the signatures of their methods,
 literals where a method wants something else, and names that nothing defines. What may work is no finding:
-the body of a ``try`` that would catch the error, functions that nothing uses, and names of a program that
-defines some while it runs.
+the body of a ``try`` or ``suppress`` that would catch the error, functions that nothing uses, and names of a
+program that defines some while it runs, or looks which there are.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ Misfit = Callable[[str, int, Sequence[str]], str | None]
 
 #: Most findings that are reported.
 _MOST: Final = 12
-#: A program that reads one of these may define names while it runs.
+#: A program that reads one of these may define names while it runs, or looks which there are.
 _DEFINE: Final = frozenset(
-    {"exec", "eval", "globals", "locals", "vars", "setattr", "builtins", "__builtins__", "sys", "ctypes"}
-)
+    {
+        "exec", "eval", "globals", "locals", "vars", "dir", "setattr", "builtins", "__builtins__", "sys",
+        "ctypes", "inspect",
+    }
+)  # fmt: skip
 #: Handlers of these catch what an unfit call or an unknown name raises.
 _CATCH: Final = frozenset({"BaseException", "Exception", "MethodError", "NameError", "TypeError"})
-#: Names of modules that are not built in.
-_IMPLICIT: Final = frozenset({"__file__"})
+#: Names of modules and classes that are not built in.
+_IMPLICIT: Final = frozenset({"__file__", "__annotations__", "__class__", "__module__", "__qualname__"})
 
 #: Literals that are neither a text nor a number.
 _CONTAINERS: Final = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
@@ -84,9 +87,17 @@ def _reached(tree: ast.Module) -> Iterator[ast.AST]:
         children = list(ast.iter_child_nodes(node))
         if isinstance(node, ast.Try | ast.TryStar) and any(map(_catches, node.handlers)):
             children = [*node.handlers, *node.orelse, *node.finalbody]
+        elif isinstance(node, ast.With) and any(map(_suppresses, node.items)):
+            children = [*node.items]
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name not in used:
             children = [*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)]
         waiting += children
+
+
+def _suppresses(item: ast.withitem) -> bool:
+    """Whether a context manager is ``contextlib.suppress``."""
+    expression = item.context_expr
+    return isinstance(expression, ast.Call) and dotted_name(expression.func).endswith("suppress")
 
 
 def _catches(handler: ast.ExceptHandler) -> bool:

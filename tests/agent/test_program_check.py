@@ -85,7 +85,11 @@ draw({"a": 1}, "wide", ratio=[1])
         "try:\n    draw('sun')\nexcept:\n    pass",
         "try:\n    draw('sun')\nexcept (KeyError, TypeError):\n    pass",
         "try:\n    draw('sun')\nexcept errors()[0]:\n    pass\ndef errors(): ...",
+        "from contextlib import suppress\nwith suppress(Exception):\n    draw('sun')",
+        "import contextlib\nwith contextlib.suppress(TypeError), open('x'):\n    draw('sun')",
         # Names that are defined in other ways.
+        "print(rows) if 'rows' in dir() else None",
+        "size: int = 3\nprint(__annotations__)\nclass A:\n    def b(self): return __class__\nprint(A().b())",
         "exec('x = 1')\nprint(x)",
         "globals()['x'] = 1\nprint(x)",
         "from math import *\nprint(pi)",
