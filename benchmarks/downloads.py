@@ -4,6 +4,7 @@
 ``beside`` runs a whole system under a constant rate of ordinary calls, in alternating windows: quiet
 ones, and windows during which a worker downloads from a slow server that cuts each connection. In the
 quiet windows the server is frozen and the download waits for it.
+``hosts`` downloads with two hosts in turns that share no disk, and kills them; the last one completes.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ examples:
   python -m benchmarks.downloads speed
   python -m benchmarks.downloads speed --mebibytes 2048 --repetitions 7
   python -m benchmarks.downloads beside --mebibytes 2048 --calls-per-second 300
+  python -m benchmarks.downloads hosts --mebibytes 10240 --kills 4
 """
 _MEBI: Final = 1 << 20
 _PLUGINS: Final = Path(__file__).parent / "peers" / "plugins"
@@ -52,6 +54,8 @@ class Served:
 
     url: str
     starts: list[int] = field(default_factory=list)
+    #: Bytes of each body, with ``--counts``.
+    sent: list[int] = field(default_factory=list)
     pid: int = 0
 
     @contextmanager
@@ -75,7 +79,10 @@ def serving(path: Path, *options: str) -> Iterator[Served]:
     def read() -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            served.starts.append(int(line))
+            if line.startswith("sent "):
+                served.sent.append(int(line.split()[1]))
+            else:
+                served.starts.append(int(line))
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
@@ -85,6 +92,7 @@ def serving(path: Path, *options: str) -> Iterator[Served]:
         process.kill()
         process.wait()
         thread.join(5)
+        process.stdout.close()
 
 
 def make_file(path: Path, size: int) -> str:
@@ -333,6 +341,48 @@ def _report(
     print(f"  p99 beside / quiet, medians of the windows: {busy / quiet:.2f}")
 
 
+def hosts(mebibytes: int, kills: int) -> int:
+    """Print what two hosts without a shared disk fetch, and the memory of each, while they are killed."""
+    from broker_config.settings import DatabaseSettings
+    from storage.migrate import upgrade
+
+    with tempfile.TemporaryDirectory(prefix="nekro-bench-") as directory:
+        root, size = Path(directory), mebibytes * _MEBI
+        sha256 = make_file(root / "source", size)
+        database = f"sqlite:///{root / 'nekro.db'}"
+        asyncio.run(upgrade(DatabaseSettings(url=database), root))
+        with serving(root / "source", "--counts") as served:
+            begin = time.perf_counter()
+            for turn in range(kills + 1):
+                at = size * (turn + 1) // (kills + 1) if turn < kills else None
+                _host_turn(root, f"host{turn % 2}", database, served.url, at=at, sha256=sha256)
+            seconds = time.perf_counter() - begin
+        fetched = sum(served.sent)
+    print(f"{mebibytes} MiB, {kills} kills, {seconds:.0f} s; requests from {served.starts}")
+    print(f"  fetched / size: {fetched / size:.3f}")
+    return 0
+
+
+def _host_turn(root: Path, name: str, database: str, url: str, *, at: int | None, sha256: str) -> None:
+    """Download on a host; kill it when it has ``at`` bytes."""
+    (root / name).mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "benchmarks.harness.downloading_host"]
+    command += [database, f"file://{root / 'objects'}", str(root / name), url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        most, last = 0, ""
+        for line in process.stdout:
+            last = line
+            with suppress(OSError, IndexError):
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                most = max(most, int(status.partition("RssAnon:")[2].split()[0]) << 10)
+            if at is not None and line.startswith("progress") and int(line.split()[1]) >= at:
+                process.kill()
+                break
+    outcome = "killed" if at is not None else ("complete" if sha256 in last else "wrong digest")
+    print(f"  {name}: {outcome}, most anonymous memory {most / _MEBI:.0f} MiB", flush=True)
+
+
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line; ends the process with code 2 when it is wrong."""
     parser = argparse.ArgumentParser(
@@ -341,9 +391,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", choices=("speed", "beside"))
+    parser.add_argument("what", choices=("speed", "beside", "hosts"))
     parser.add_argument("--mebibytes", type=int, default=1024, help="size of the file (default: %(default)s)")
     parser.add_argument("--repetitions", type=int, default=5, help="for speed (default: %(default)s)")
+    parser.add_argument("--kills", type=int, default=2, help="for hosts (default: %(default)s)")
     parser.add_argument("--calls-per-second", type=int, default=300, help="for beside (default: %(default)s)")
     parser.add_argument(
         "--window-seconds",
@@ -361,11 +412,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the two benchmarks."""
+    """Run one of the benchmarks."""
     interrupted_by_sigterm()
     options = parse(argv)
     if options.what == "speed":
         return speed(options.mebibytes, options.repetitions)
+    if options.what == "hosts":
+        return hosts(options.mebibytes, options.kills)
     rate = options.megabytes_per_second * 1_000_000
     return asyncio.run(beside(options.mebibytes, options.calls_per_second, options.window_seconds, rate))
 

@@ -38,7 +38,7 @@ from nekro_agent.execution.greenlets import Bridged
 from nekro_agent.store import PluginStore
 from nekro_agent.testing.services import RecordedTriggers
 from storage.engine import Database
-from storage.files import DataAreas
+from storage.files.areas import DataAreas
 from storage.kv import SqlKeyValueStore
 from storage.migrate import upgrade
 from storage.repositories.plugin_states import GET, SET

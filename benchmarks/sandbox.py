@@ -34,7 +34,7 @@ from nekro.sandbox.packages.base import read_base
 from nekro_agent.durations import POLL_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError
 from nekro_agent.methods import SandboxMethodType
-from storage.files import DataAreas
+from storage.files.areas import DataAreas
 
 __all__ = ["Leftovers", "main", "parse"]
 

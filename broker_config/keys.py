@@ -16,6 +16,9 @@
 ``<prefix>request:<digest>``
     string, expires after an hour, on the results' Redis: id of the call that a request of an MCP client
     causes. Any gateway finds it there when the client cancels the request by its number.
+``<prefix>program:<run id>``
+    hash (call id → mark), expires an hour after the last call of a program, with the queue of its calls: the
+    calls that the program has sent; see ``nekro.broker.program_calls``.
 ``<prefix>rate:<key id>``
     string, expires within a minute, on the results' Redis: the time at which all requests of an API key have
     been paid for; see ``nekro.gateway.access.limits``.
@@ -93,6 +96,10 @@ class Keys:
     def result(self, task_id: str) -> str:
         """String with the result record of a task, on the results' Redis; Celery's own key."""
         return f"{self.prefix}celery-task-meta-{task_id}"
+
+    def program(self, run_id: str) -> str:
+        """Hash of the marks of a program's calls."""
+        return f"{self.prefix}program:{run_id}"
 
     @property
     def dead(self) -> str:

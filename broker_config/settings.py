@@ -13,6 +13,7 @@ from datetime import timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 from urllib.parse import urlsplit
@@ -76,7 +77,10 @@ from broker_config.setting_sources import (
 )
 from broker_config.urls import (
     AMQP_SCHEMES,
+    BUCKET_SCHEMES,
+    LIVE_FILES,
     REDIS_SCHEMES,
+    files_place,
     is_redis,
     passwords_of,
     redis_address,
@@ -134,6 +138,8 @@ def _split_list(value: object) -> object:
 
 #: A list that is written as ``a,b,c`` in the environment.
 CommaList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
+#: As ``nekro.plugins.data_dirs.DirectoryPolicy``; a plugin that uses no directory needs none.
+_DIRECTORY_POLICIES: Final = ("local", "synced", "pinned")
 #: The value of ``extensions`` that stands for none of them.
 _NO_EXTENSIONS: Final = "none"
 
@@ -303,6 +309,13 @@ class RetentionSettings(RetentionLimits):
     )
 
 
+class ApprovalResume(StrEnum):
+    """What goes on after a decision on a call."""
+
+    PROGRAM = "program"
+    MODEL = "model"
+
+
 class ApprovalSettings(SettingGroup):
     """Which calls a person must approve before they run."""
 
@@ -323,6 +336,11 @@ class ApprovalSettings(SettingGroup):
         "The issuer is the component that vouches for the user's id: `sse` for the SSE adapter, `key:ID` for "
         "a key of the API, `gateway` for the local key. Empty: no approver; the shell and the API "
         "decide.",
+    )
+    resume: ApprovalResume = Field(
+        ApprovalResume.PROGRAM,
+        description="What a decision continues: `program`: the program that made the call, at its line, "
+        "without a request to the model; `model`: the model is asked, and reads the result.",
     )
     pending_seconds: float = Field(
         86400, gt=0, description="How long a call waits for a decision; then it does not run any more."
@@ -431,6 +449,63 @@ class DownloadSettings(DownloadLimits):
         description="Hosts or networks (CIDR) that are allowed although private, loopback or link-local; "
         "also for what MCP servers name in OAuth.",
     )
+
+
+#: Variables of providers of buckets whose values are secrets.
+_BUCKET_SECRETS: Final = (
+    "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
+    "AZURE_CLIENT_SECRET", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CLIENT_SECRET",
+    "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_TOKEN", "GOOGLE_SERVICE_ACCOUNT_KEY",
+)  # fmt: skip
+
+
+def _check_files_url(url: str) -> str:
+    try:
+        place = files_place(url)
+    except SettingsError as exc:
+        raise ValueError(str(exc)) from None
+    if place.scheme in BUCKET_SCHEMES and find_spec("obstore") is None:
+        raise ValueError("a bucket needs obstore; install it with `pip install 'nekro-workers[objects]'`")
+    return url
+
+
+def _check_plugin_dirs(items: tuple[str, ...]) -> tuple[str, ...]:
+    for item in items:
+        key, _, policy = (part.strip() for part in item.partition("="))
+        if not key or policy not in _DIRECTORY_POLICIES:
+            known = ", ".join(_DIRECTORY_POLICIES)
+            raise ValueError(f"{item!r} is not author.module=POLICY; the policies are {known}")
+    return items
+
+
+class FileSettings(SettingGroup):
+    """Where the files of chats, sandboxes and plugins are kept."""
+
+    url: Annotated[str, AfterValidator(_check_files_url)] = Field(
+        LIVE_FILES,
+        description="`file://`: in the data directory, which all hosts of a fleet must share; or a bucket: "
+        "`s3://bucket/prefix`, `gs://…`, `az://…` (extra `objects`), with the variables of the provider for "
+        "credentials, region and endpoint (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, …). Then hosts share no "
+        "disk, and all need the same.",
+    )
+    cache_bytes: int = Field(
+        10 << 30,
+        ge=1 << 20,
+        description="Contents of a bucket that a host keeps on its disk, in bytes; those that were "
+        "not used for longest are removed. A file must fit.",
+    )
+    plugin_dirs: Annotated[CommaList, AfterValidator(_check_plugin_dirs)] = Field(
+        (),
+        description="With a bucket, what becomes of plugins' data directories, where `nekro plugins` shows "
+        "another choice than you want: `author.module=POLICY`, comma-separated. `synced`: brought before a "
+        "call and stored after it; `pinned`: one worker of the fleet runs the plugin and stores its files; "
+        "`local`: each host has its own. All hosts need the same.",
+    )
+
+    @property
+    def in_store(self) -> bool:
+        """Whether the contents are objects of a store; otherwise files of the data directory."""
+        return self.url != LIVE_FILES
 
 
 class UploadSettings(UploadLimits):
@@ -599,6 +674,18 @@ class AgentSettings(AgentLimits):
         le=100,
         description="Rounds that one trigger may cause; a worker runs as many of one chat before it lets "
         "others take the chat.",
+    )
+    journal_bytes: int = Field(
+        default=16 << 20,
+        ge=0,
+        description="answers of calls, and readings of clocks, that a program needs to run again after "
+        "its worker died; with more of them its model is asked to look what happened",
+    )
+    park_seconds: float = Field(
+        default=7 * 86400,
+        gt=0,
+        description="How long after its first line a program may still wait for a job, a time or an answer "
+        "(`wait_for_job`, `sleep_until`, `ask_user`); it holds no process meanwhile",
     )
     keep_prompts: bool = Field(
         False,
@@ -856,6 +943,7 @@ class Settings(BaseSettings):
         extra="ignore",
         frozen=True,
         nested_model_default_partial_update=True,
+        hide_input_in_errors=True,  # tracebacks show them, and values may be secrets
     )
 
     data_dir: Path = Field(
@@ -883,6 +971,7 @@ class Settings(BaseSettings):
     mcp: McpSettings = McpSettings()
     store: StoreSettings = StoreSettings()
     downloads: DownloadSettings = DownloadSettings()
+    files: FileSettings = FileSettings()
     uploads: UploadSettings = UploadSettings()
     sandbox: SandboxSettings = SandboxSettings()
     llm: LLMSettings = LLMSettings()
@@ -933,6 +1022,7 @@ class Settings(BaseSettings):
         except SourceError as exc:  # the only setting that is JSON; the cause does not contain the text
             raise SettingsError(f"NEKRO_MODELS is not valid JSON: {exc.__cause__}") from None
         check_groups(settings)
+        _check_shared_storage(settings)
         loaded = settings.model_copy(update={"data_dir": settings.data_dir.expanduser().absolute()})
         loaded._is_data_dir_set = "data_dir" in settings.model_fields_set
         return loaded
@@ -968,7 +1058,16 @@ class Settings(BaseSettings):
         urls += [self.llm.base_url, self.llm.proxy]
         urls += [url for group in self.models.values() for url in (group.base_url, group.proxy)]
         passwords = [password for url in urls if url is not None for password in passwords_of(url)]
-        return tuple(secret for secret in (*secrets, *passwords) if secret)
+        of_bucket = [os.environ.get(name, "") for name in _BUCKET_SECRETS] if self.files.in_store else []
+        return tuple(secret for secret in (*secrets, *passwords, *of_bucket) if secret)
+
+
+def _check_shared_storage(settings: Settings) -> None:
+    if settings.files.in_store and settings.sandbox.shared_storage == "image":
+        raise SettingsError(
+            "NEKRO_SANDBOX__SHARED_STORAGE=image keeps shared files in images of one host, but "
+            "NEKRO_FILES__URL names a store for the files of all hosts; unset one of them"
+        )
 
 
 def _complete() -> type[Settings]:

@@ -4,6 +4,7 @@ Redis on a Unix socket is ``redis+socket:///path?virtual_host=0`` for kombu and 
 ``unix:///path?db=0`` for redis-py; settings accept both. A Redis behind Sentinel is a list,
 ``sentinel://[user:password@]host:26379;sentinel://host2:26379/0``, in which at least one URL contains
 the server's database and credentials; ``sentinels://`` is the same over TLS. Other URLs are not changed.
+It also says which URLs name a place for files.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from nekro_agent.errors import SettingsError
 
 __all__ = [
     "AMQP_SCHEMES",
+    "BUCKET_SCHEMES",
     "DRAINED",
+    "LIVE_FILES",
     "REDIS_SCHEMES",
     "SOCKET_SCHEMES",
     "RedisAddress",
+    "files_place",
     "is_drained",
     "is_redis",
     "kombu_url",
@@ -35,6 +39,10 @@ REDIS_SCHEMES: Final = frozenset({"redis", "rediss", "unix", "redis+socket", "se
 #: Schemes of RabbitMQ, by kombu's names.
 AMQP_SCHEMES: Final = frozenset({"amqp", "amqps", "pyamqp"})
 SOCKET_SCHEMES: Final = frozenset({"unix", "redis+socket"})
+#: Schemes of buckets, by the names of ``obstore``.
+BUCKET_SCHEMES: Final = ("s3", "gs", "az")
+#: The URL of files that are no objects of a store: live directories below the data directory.
+LIVE_FILES: Final = "file://"
 SENTINEL_SCHEMES: Final = frozenset({"sentinel", "sentinels"})
 SENTINEL_PORT: Final = 26379
 #: End of the URL of a partition from which workers take what is left, while nothing new is sent to it.
@@ -110,6 +118,30 @@ def server_name(url: str) -> str:
     """Return the URL of a server without user and password, which may change while the server stays."""
     parts = map(urlsplit, _SEPARATOR.split(without_drain(url)))
     return ";".join(part._replace(netloc=part.netloc.rpartition("@")[2]).geturl() for part in parts)
+
+
+def files_place(url: str) -> SplitResult:
+    """Return the parts of the URL of files: scheme, bucket and prefix, or the path of a directory.
+
+    Raises:
+        SettingsError: it names no place, or it has credentials or options, which the error does not show.
+    """
+    parts = urlsplit(url)
+    bare = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    if parts.scheme not in ("file", *BUCKET_SCHEMES):
+        known = ", ".join(f"{scheme}://bucket/prefix" for scheme in BUCKET_SCHEMES)
+        fault = f"{parts.scheme}:// is no place for files" if parts.scheme else "the URL has no scheme"
+        raise SettingsError(f"{fault}; it must be {LIVE_FILES}, file:///directory, {known}")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise SettingsError(
+            f"the URL of files, {bare}, has more than a place; set credentials, region and endpoint by the "
+            "variables of the provider, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL"
+        )
+    if parts.scheme == "file" and url != LIVE_FILES and (parts.netloc or not parts.path.strip("/")):
+        raise SettingsError(f"{bare} names no directory; it must be {LIVE_FILES}, or file:///directory")
+    if parts.scheme != "file" and not parts.netloc:
+        raise SettingsError(f"{bare} names no bucket; it must be {parts.scheme}://bucket/prefix")
+    return parts
 
 
 def passwords_of(url: str) -> list[str]:

@@ -193,8 +193,13 @@ class ConfigFile:
             self.save(self.instance)
 
     def save(self, config: ConfigBase) -> None:
-        """Copy ``config`` into the instance and write the file."""
+        """Copy ``config`` into the instance and write the file.
+
+        With files in a store other hosts get it at the end of the call, or within a second outside of calls.
+        """
         self._root = runtime.data_root()
+        if runtime.is_bound() and (areas := runtime.current().areas).is_synced:
+            areas.configs_dir()
         if config is not self.instance:
             self._copy(config)
         content = self.instance._as_yaml()

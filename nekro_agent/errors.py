@@ -19,6 +19,8 @@
     │   ├── CallTimeoutError
     │   ├── CallCancelledError
     │   ├── NotApprovedError
+    │   │   └── ApprovalDeniedError
+    │   ├── WaitRefusedError
     │   └── OutcomeUnknownError
     ├── BrokerError
     │   ├── BrokerUnavailableError
@@ -28,7 +30,9 @@
     │   ├── NotFoundError
     │   ├── ConflictError
     │   ├── AlreadyDecidedError
+    │   ├── DamagedFileError
     │   ├── FencedError
+    │   ├── FilesQuotaError
     │   ├── StorageQuotaError
     │   └── StorageUnavailableError
     ├── SandboxError
@@ -65,6 +69,7 @@ from typing import ClassVar
 
 __all__ = [
     "AlreadyDecidedError",
+    "ApprovalDeniedError",
     "ArgumentError",
     "BrokerError",
     "BrokerUnavailableError",
@@ -72,9 +77,11 @@ __all__ = [
     "CallCancelledError",
     "CallTimeoutError",
     "ConflictError",
+    "DamagedFileError",
     "DownloadError",
     "DownloadRefusedError",
     "FencedError",
+    "FilesQuotaError",
     "InvalidValueError",
     "LLMAccessError",
     "LLMBusyError",
@@ -113,6 +120,7 @@ __all__ = [
     "StorageUnavailableError",
     "UploadQuotaError",
     "UsageError",
+    "WaitRefusedError",
 ]
 
 
@@ -277,6 +285,18 @@ class NotApprovedError(PluginError):
     code = "not_approved"
 
 
+class ApprovalDeniedError(NotApprovedError):
+    """A person denied the call that a program waited in, or no decision came in time; the program goes on."""
+
+    code = "approval_denied"
+
+
+class WaitRefusedError(PluginError):
+    """A program cannot wait here, so long, or so often; it goes on at once."""
+
+    code = "wait_refused"
+
+
 class OutcomeUnknownError(PluginError):
     """A worker died during an at-most-once call, or the broker or the database failed around it.
 
@@ -340,6 +360,70 @@ class FencedError(StorageError):
     """A write was refused because the lease of its holder has passed to another holder."""
 
     code = "fenced"
+
+
+class DamagedFileError(StorageError):
+    """The store lacks the content of a file, or has another one; raised where the file is used."""
+
+    code = "damaged_file"
+
+    def __init__(self, *, name: str, sha256: str, found: str) -> None:
+        """
+        Args:
+            name: the file, or what else the content is of.
+            found: what the store has instead.
+        """
+        self.name = name
+        self.sha256 = sha256
+        self.found = found
+        super().__init__(
+            f"the content of {name} (SHA-256 {sha256}) cannot be served: {found}; restore the object from a "
+            "backup of the bucket, or write the file again"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by the data; see ``UploadQuotaError.__reduce__``."""
+        return functools.partial(DamagedFileError, **vars(self)), ()
+
+
+class FilesQuotaError(StorageError):
+    """A change of files would exceed what an area may hold; nothing was changed. Sizes are in bytes."""
+
+    code = "files_quota"
+
+    def __init__(
+        self,
+        text: str = "",
+        *,
+        area: str = "",
+        wanted_bytes: int = 0,
+        limit_bytes: int = 0,
+        wanted_names: int = 0,
+        limit_names: int = 0,
+        setting: str = "",
+    ) -> None:
+        """
+        Args:
+            text: of the error of another process, whose data is not known here.
+            setting: that limits the bytes.
+        """
+        self.area = area
+        self.wanted_bytes = wanted_bytes
+        self.limit_bytes = limit_bytes
+        self.wanted_names = wanted_names
+        self.limit_names = limit_names
+        self.setting = setting
+        stated = f" ({setting})" if setting else ""
+        super().__init__(
+            text
+            or f"{area} would hold {wanted_bytes} bytes in {wanted_names} files and directories; it may hold "
+            f"{limit_bytes} bytes{stated} and {limit_names} names (0: any number), so nothing was kept; "
+            "delete some of them first, or raise the limit"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by the data; see ``UploadQuotaError.__reduce__``."""
+        return functools.partial(FilesQuotaError, str(self), **vars(self)), ()
 
 
 class StorageQuotaError(StorageError):

@@ -209,6 +209,7 @@ class TaskRunner:
             restarts=task_type not in plugin.once_only_tasks,
             on_terminal=on_terminal,
         )
+        await staging.commit()
         try:
             job = await runtime.current().service("jobs").start(request)
         except ConflictError as exc:
@@ -309,7 +310,8 @@ async def drive(
     """
     handle.plugin.refresh_config()
     try:
-        async with staging.call_scope():
+        label = f"{handle.plugin.key}.{handle.task_type}"
+        async with staging.call_scope(label, chat_key=handle.chat_key or None, plugin_key=handle.plugin.key):
             result = func(handle, *args, **kwargs)
             if inspect.isasyncgen(result):
                 return await _drive_generator(result, report)
@@ -332,6 +334,7 @@ async def _drive_generator(
             if signal.is_terminal:
                 return signal
             await staging.settle()
+            await staging.commit()
             await report(signal)
     finally:
         close = getattr(generator, "aclose", None)

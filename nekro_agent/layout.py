@@ -30,11 +30,14 @@ __all__ = [
     "SANDBOX_ROOT",
     "SANDBOX_SHARED",
     "SANDBOX_UPLOADS",
+    "UNDO_NAME",
     "Channel",
     "channel_of",
     "config_file",
+    "configs_dir",
     "default_container_key",
     "encode_key",
+    "files_dir",
     "locks_dir",
     "packages_dir",
     "plugin_database",
@@ -49,6 +52,8 @@ __all__ = [
 SANDBOX_ROOT: Final = "/app"
 SANDBOX_UPLOADS: Final = "/app/uploads"
 SANDBOX_SHARED: Final = "/app/shared"
+#: Directory in it with what programs have changed (``nekro.sandbox.undo``). Lists omit it.
+UNDO_NAME: Final = ".nekro-undo"
 
 #: Directories of the data root that sandboxed code must be able to traverse where it runs as a separate
 #: host user without a mount namespace.
@@ -119,7 +124,12 @@ def default_container_key(chat_key: str) -> str:
 
 def plugin_dir(root: Path, plugin_key: str) -> Path:
     """Directory of a plugin's own files."""
-    return root / "plugins" / encode_key(plugin_key)
+    return plugins_root(root) / encode_key(plugin_key)
+
+
+def plugins_root(root: Path) -> Path:
+    """Directory of the files of all plugins, with one subdirectory each."""
+    return root / "plugins"
 
 
 def plugin_database(root: Path) -> Path:
@@ -129,7 +139,12 @@ def plugin_database(root: Path) -> Path:
 
 def config_file(root: Path, plugin_key: str) -> Path:
     """YAML file of a plugin's configuration."""
-    return root / "configs" / f"{encode_key(plugin_key)}.yaml"
+    return configs_dir(root) / f"{encode_key(plugin_key)}.yaml"
+
+
+def configs_dir(root: Path) -> Path:
+    """Directory of the configurations of all plugins."""
+    return root / "configs"
 
 
 def uploads_dir(root: Path, chat_key: str) -> Path:
@@ -140,6 +155,11 @@ def uploads_dir(root: Path, chat_key: str) -> Path:
 def uploads_root(root: Path) -> Path:
     """Directory of the uploads of all chats, with one subdirectory each."""
     return root / "uploads"
+
+
+def files_dir(root: Path) -> Path:
+    """Directory of what a host has of files in a store: contents, states and locks."""
+    return root / "files"
 
 
 def locks_dir(root: Path) -> Path:

@@ -18,6 +18,7 @@ __all__ = [
     "BUILT_IN_METHODS",
     "BUILT_IN_PLUGIN",
     "OWN_NAMES",
+    "WAIT_METHODS",
     "BuiltInMethod",
     "Lane",
     "PromptInjectMethod",
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 #: Names that the sandbox gives the code itself; a method of such a name has no bare name in the code.
-OWN_NAMES: Final = frozenset({"_ck", "MethodError", "dynamic_importer"})
+OWN_NAMES: Final = frozenset({"ApprovalDeniedError", "_ck", "MethodError", "dynamic_importer"})
 
 
 class SandboxMethodType(StrEnum):
@@ -180,8 +181,55 @@ Example:
     print(read_rest("call:1f0c", 9000, most=4000)); exit(9)""",
             type=SandboxMethodType.TOOL,
         ),
+        BuiltInMethod(
+            name="wait_for_job",
+            signature="(job_id: str, timeout: float | None = None) -> Any",
+            doc="""Wait until a job of this chat ends, for days if need be.
+
+Args:
+    job_id (str): As the text about the job states it.
+    timeout (float | None): Seconds; then TimeoutError is raised.
+
+Returns:
+    Any: Its value. If it failed, its error is raised as MethodError.""",
+            type=SandboxMethodType.TOOL,
+        ),
+        BuiltInMethod(
+            name="sleep_until",
+            signature="(time: datetime | float | str) -> None",
+            doc="""Wait until a time, for days if need be.
+
+Args:
+    time (datetime | float | str): With a time zone, a timestamp, or ISO 8601 with an offset.
+
+Example:
+    sleep_until("2030-01-31T09:00:00+01:00")""",
+            type=SandboxMethodType.TOOL,
+        ),
+        BuiltInMethod(
+            name="ask_user",
+            signature="(question: str, choices: list[str] | None = None, "
+            "timeout: float | None = None) -> str",
+            doc="""Ask the person who wrote, and wait for the next message, for days if need be.
+
+Args:
+    question (str): Sent to the chat, with the choices; do not send it yourself.
+    choices (list[str] | None): Shown as a list or as buttons.
+    timeout (float | None): Seconds; then TimeoutError is raised.
+
+Returns:
+    str: The choice, or whatever the person wrote instead.
+
+Example:
+    if ask_user("Which one?", ["red", "blue"]) == "red": ...""",
+            type=SandboxMethodType.TOOL,
+        ),
     )
 }
+
+
+#: Those in which a program waits, without a process; no worker runs them.
+WAIT_METHODS: Final = frozenset({"ask_user", "sleep_until", "wait_for_job"})
 
 
 #: Module prefixes of names inside an annotation: ``typing.List`` is shown as ``List``.

@@ -133,6 +133,11 @@ class NekroPlugin(PluginMounts):
         return ".".join(self._module_name.split(".")[:depth])
 
     @property
+    def module(self) -> str:
+        """Import name of the module that constructs the plugin; for the host."""
+        return self._module_name
+
+    @property
     def is_enabled(self) -> bool:
         """Whether the plugin is enabled by the operator."""
         return self._is_enabled

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -24,6 +25,7 @@ __all__ = [
     "CronJob",
     "CronJobs",
     "DownloadClaim",
+    "DownloadParts",
     "DownloadReport",
     "DownloadStatus",
     "Downloads",
@@ -41,6 +43,7 @@ __all__ = [
     "ModelCharge",
     "ModelRequest",
     "OutgoingMessage",
+    "PartialContent",
     "SystemMessageHooks",
     "TimerInfo",
     "Timers",
@@ -314,6 +317,43 @@ class FileAreas(Protocol):
         """The plugin's own directory, ``<root>/plugins/<key>``."""
         ...
 
+    def configs_dir(self) -> Path:
+        """Directory of the configurations of all plugins, before one is written."""
+        ...
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether this host has copies, which the other methods keep up to date.
+
+        False: all hosts see these directories at any time, and the other methods do nothing.
+        """
+        ...
+
+    def scope(
+        self,
+        label: str,
+        *,
+        chat_key: str | None = None,
+        container_key: str | None = None,
+        plugin_key: str | None = None,
+    ) -> AbstractAsyncContextManager[object]:
+        """Serve the areas that plugin code in a block requests, and commit its changes at the end.
+
+        Args:
+            label: what runs; areas that its earlier blocks used are brought first.
+            chat_key, container_key: whose areas these are.
+            plugin_key: whose code runs.
+        """
+        ...
+
+    async def bring(self, *, chat_key: str | None = None, container_key: str | None = None) -> None:
+        """Bring a chat's uploads and a sandbox's shared files; later requests for their paths do not wait."""
+        ...
+
+    async def commit(self) -> None:
+        """Commit what the surrounding block has changed so far, before something names its files."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class TimerInfo:
@@ -548,12 +588,83 @@ class DownloadStatus:
     report: DownloadReport | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class PartialContent:
+    """A content; the fleet's store has some of its parts, or all."""
+
+    url: str
+    #: Expected digest; None: any.
+    sha256: str | None
+    validator: str | None
+    whole_bytes: int
+    #: Size of each part by its offset.
+    parts: Mapping[int, int] = field(default_factory=dict)
+
+
+class DownloadParts(Protocol):
+    """The content of a claimed download in the store of hosts that share no disk.
+
+    Each method raises ``StorageUnavailableError`` if the store or the database does not answer, and those
+    that write raise ``FencedError`` if the claim passed to another owner.
+    """
+
+    def part_bytes(self, whole_bytes: int) -> int:
+        """Return the size of each part but the last of a content of this size."""
+        ...
+
+    async def find(self, sha256: str | None, *, is_public: bool) -> PartialContent | None:
+        """Return the whole content with this digest, else what an earlier attempt stored; None: nothing.
+
+        Args:
+            is_public: as in ``finish``.
+        """
+        ...
+
+    async def read(self, offset: int) -> bytes | None:
+        """Return a verified part of what was found; None if the store lost or altered it."""
+        ...
+
+    async def put(self, of: PartialContent, offset: int, data: bytes) -> None:
+        """Store a part; parts of another content are discarded."""
+        ...
+
+    async def finish(
+        self, sha256: str, size_bytes: int, *, read: Callable[[int, int], bytes], is_public: bool
+    ) -> None:
+        """Store the whole content; it replaces the parts when the claim ends with a report of success.
+
+        Until then another owner of the claim finds the parts.
+
+        Args:
+            read: returns the bytes at an offset, of a size; it blocks.
+            is_public: whether downloads to other targets may use the content.
+
+        Raises:
+            DownloadError: the bytes have another digest.
+        """
+        ...
+
+    async def discard(self) -> None:
+        """Forget the parts, because they are of no use; errors are logged."""
+        ...
+
+
 class DownloadClaim(Protocol):
     """The exclusive right to download to a target; renewed by the ``Downloads`` that granted it."""
 
     @property
+    def fence(self) -> int:
+        """Fencing token of the claim."""
+        ...
+
+    @property
     def previous(self) -> DownloadStatus | None:
         """The download to the target before this one."""
+        ...
+
+    @property
+    def parts(self) -> DownloadParts | None:
+        """The store of the content; None if each host finds the partial file beside the target."""
         ...
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from packaging.utils import canonicalize_name
 
@@ -29,6 +29,9 @@ from nekro_agent.ports import (
     Timers,
 )
 from nekro_agent.records import Records
+
+if TYPE_CHECKING:
+    from nekro_agent.packages.layers import FleetPackages
 
 __all__ = [
     "CoreConfig",
@@ -89,10 +92,12 @@ class UploadPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class PackagePolicy:
-    """What ``dynamic_import_pkg`` may install."""
+    """What ``dynamic_import_pkg`` may install, and where from besides the package index."""
 
     #: Distribution names; ``"*"`` allows all, an empty tuple none.
     allow: tuple[str, ...] = ("*",)
+    #: Packages that other hosts have installed; None: all hosts share the data directory.
+    fleet: FleetPackages | None = None
 
     def allows(self, name: str) -> bool:
         """Whether a distribution may be installed."""

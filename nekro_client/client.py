@@ -40,7 +40,7 @@ class Turns(TurnRequests, Blocking):
     def wait(self, turn_id: str, *, timeout_seconds: float | None = None) -> Turn:
         """Return a turn when it has ended or waits for a person, as the chat's event stream shows.
 
-        It waits if ``waits_for`` names requests for approval; what a decision starts is a turn of its own.
+        It waits if ``waits_for`` or ``waits`` names something; what that starts is a turn of its own.
 
         Raises:
             WaitTimeoutError: it has not after ``timeout_seconds``; None waits without end.

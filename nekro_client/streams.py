@@ -270,12 +270,12 @@ class TurnWait:
         self.position: int | None = None
 
     def is_over(self, turn: Turn) -> bool:
-        """Whether the turn has ended, or waits for the decision of a person.
+        """Whether the turn has ended, or waits for the decision of a person or for something else.
 
         Raises:
             WaitTimeoutError: it has not, and the time is over.
         """
-        if turn.state in _ENDED or turn.waits_for:
+        if turn.state in _ENDED or turn.waits_for or turn.waits:
             return True
         left = self._left()
         if left is not None and left <= 0:

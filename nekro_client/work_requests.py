@@ -94,18 +94,25 @@ class TurnRequests:
 
     @request
     def replay(
-        self, turn_id: str, *, chat_key: str | None = None, idempotency_key: str | None = None
+        self,
+        turn_id: str,
+        *,
+        chat_key: str | None = None,
+        call_id: str | None = None,
+        idempotency_key: str | None = None,
     ) -> Operation[ReplayedTurn]:
         """Run a turn again in a new chat with the turn's history; the old chat stays as it is.
 
         Args:
             chat_key: a chat that does not exist; None lets the gateway name one.
+            call_id: go on from this call, with the recorded answers of those before it; None: ask the model.
 
         Raises:
-            ConflictError: the chat exists, or no person's message caused the turn.
+            ConflictError: the chat exists, no person's message caused the turn, or its programs cannot be run
+                again.
         """
         path = f"/turns/{segment(turn_id)}/replay"
-        body = ReplayTurnBody(chat_key=chat_key)
+        body = ReplayTurnBody(chat_key=chat_key, call_id=call_id)
         return operation("POST", path, ReplayedTurn, body=body, idempotency_key=idempotency_key)
 
     @request

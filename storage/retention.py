@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import Column, ColumnElement, delete, exists, literal, select, tuple_
+from sqlalchemy import Column, ColumnElement, delete, exists, false, func, literal, select, tuple_, union
 
 from broker_config.settings import RetentionSettings
 from storage.engine import Database
@@ -29,12 +29,14 @@ from storage.tables import (
     CHAT_EVENTS,
     CHAT_SUMMARIES,
     CRON_JOBS,
+    FILE_ENTRIES,
     IDEMPOTENT_REQUESTS,
     JOBS,
     KEY_STORAGE,
     KEY_TURNS,
     MESSAGES,
     OPENAI_RESPONSES,
+    PARKED_PROGRAMS,
     ROUND_PROMPTS,
     ROUNDS,
     SPENDING_TOTALS,
@@ -111,6 +113,13 @@ def _days_ago(days: float) -> ColumnElement[datetime]:
     return seconds_from_now(-timedelta(days=days).total_seconds())
 
 
+def _is_of_parked_program() -> ColumnElement[bool]:
+    waits = PARKED_PROGRAMS.c.until.is_not(None)
+    went_on = select(ROUNDS.c.id).join(PARKED_PROGRAMS, PARKED_PROGRAMS.c.program_id == ROUNDS.c.program_id)
+    began = select(PARKED_PROGRAMS.c.program_id).where(waits)
+    return func.coalesce(CALLS.c.round_id.in_(union(began, went_on.where(waits))), false())
+
+
 def _rules(retention: RetentionSettings) -> list[_Rule]:
     """Return the rules in the order in which they delete."""
     calls, rounds = retention.calls_days, retention.rounds_days
@@ -121,7 +130,8 @@ def _rules(retention: RetentionSettings) -> list[_Rule]:
             retention.approvals_days,
             APPROVALS.c.grant_until.is_(None) | (APPROVALS.c.grant_until < now()),
         ),
-        _Rule(CALLS.c.finished_at, calls, CALLS.c.state.in_(FINAL_CALL_STATES)),
+        # A program that waits is run again, and then needs what its calls returned.
+        _Rule(CALLS.c.finished_at, calls, CALLS.c.state.in_(FINAL_CALL_STATES) & ~_is_of_parked_program()),
         # Also with their round.
         _Rule(ROUND_PROMPTS.c.sent_at, retention.prompts_days),
         _Rule(ROUNDS.c.finished_at, rounds, ROUNDS.c.state.in_(FINAL_ROUND_STATES)),
@@ -129,6 +139,8 @@ def _rules(retention: RetentionSettings) -> list[_Rule]:
         _Rule(TIMERS.c.fire_at, rounds, TIMERS.c.state.not_in(OPEN_TIMER_STATES)),
         _Rule(OPENAI_RESPONSES.c.created_at, rounds),
         _Rule(CHAT_EVENTS.c.created_at, rounds),
+        # Of files that were changed or deleted; present ones have no end.
+        _Rule(FILE_ENTRIES.c.ended_at, rounds),
         # An ended one has a time of its end.
         _Rule(ADAPTER_SENDS.c.finished_at, calls),
         _Rule(WEBHOOK_DELIVERIES.c.finished_at, calls),

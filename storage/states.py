@@ -79,6 +79,20 @@ class CallState(StrEnum):
     CANCELLED = "cancelled"
 
 
+class WaitKind(StrEnum):
+    """What a parked program waits for."""
+
+    #: The decision of a person on its call.
+    APPROVAL = "approval"
+    #: The end of a job.
+    JOB = "job"
+    TIME = "time"
+    #: The answer of a person.
+    ANSWER = "answer"
+    #: Nothing: the row has what the program repeats of one of another chat.
+    COPY = "copy"
+
+
 class JobLogKind(StrEnum):
     """What an entry of a background job's log records."""
 

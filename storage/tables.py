@@ -47,6 +47,7 @@ from storage.states import (
     StoredKind,
     TimerState,
     TriggerKind,
+    WaitKind,
 )
 
 __all__ = [
@@ -62,6 +63,10 @@ __all__ = [
     "CHAT_SUMMARIES",
     "CRON_JOBS",
     "DOWNLOADS",
+    "FILE_AREAS",
+    "FILE_CONTENTS",
+    "FILE_ENTRIES",
+    "FILE_PARTS",
     "IDEMPOTENT_REQUESTS",
     "JOBS",
     "JOB_LOG",
@@ -73,6 +78,7 @@ __all__ = [
     "MCP_SERVERS",
     "MESSAGES",
     "OPENAI_RESPONSES",
+    "PARKED_PROGRAMS",
     "PLUGIN_SNAPSHOTS",
     "PLUGIN_STATES",
     "PLUGIN_VALUES",
@@ -349,6 +355,8 @@ CALLS: Final = Table(
     Column("finished_at", UtcDateTime()),
     # The message's body, for publishing it again; None for calls that are not published again.
     Column("invocation", JsonText()),
+    # What its program read before it; None: nothing, or a call of no program.
+    Column("readings", FaithfulText()),
     Column("outcome", JsonText()),
     Column("error_type", FaithfulText()),
     Column("error_message", FaithfulText()),
@@ -448,6 +456,12 @@ ROUNDS: Final = Table(
     Column("cost", Double()),
     Column("calls", JsonText()),
     Column("error", FaithfulText()),
+    # Why its program cannot be run again after its worker died; empty: it can, None: nothing is known.
+    Column("not_resumable", FaithfulText()),
+    # What its program has read of clocks, for replays; None: nothing.
+    Column("readings", FaithfulText()),
+    # The round whose program this one goes on with; None: it asks the model.
+    Column("program_id", KeyText(), index=True),
     # Of a turn's first round, when the turn has ended: the state of its event ``turn.ended``.
     Column("turn_state", FaithfulText()),
     # Of a turn's first round, when the turn has ended: the sum of its rounds.
@@ -470,6 +484,30 @@ ROUNDS: Final = Table(
     _index("uq_rounds_running", "chat_key", unique=True, **_where("state = 'running'")),
     _index("ix_rounds_open", "chat_key", "not_before", **_where("state IN ('requested', 'running')")),
     **_ORDERED,
+)
+
+#: What a program waits for, and what it needs to be run again then.
+PARKED_PROGRAMS: Final = Table(
+    "parked_programs",
+    metadata,
+    Column("call_id", KeyText(), primary_key=True),
+    Column("program_id", KeyText(), ForeignKey("rounds.id", ondelete="CASCADE"), nullable=False, index=True),
+    _chat_key(nullable=False),
+    Column("turn_id", KeyText()),
+    Column("kind", StateText(WaitKind), nullable=False),
+    # The id of the job, or the person who may answer; None: everyone of the chat.
+    Column("subject", KeyText()),
+    # The question and its choices as JSON.
+    Column("about", JsonText()),
+    # When the wait ends, at the latest; None: it has ended.
+    Column("until", UtcDateTime()),
+    Column("answers", JsonText(), nullable=False),
+    Column("notes", JsonText(), nullable=False),
+    Column("kept", JsonText()),
+    Column("not_kept", JsonText()),
+    Column("parked_at", UtcDateTime(), nullable=False),
+    _index("ix_parked_programs_open", "chat_key", **_where("until IS NOT NULL")),
+    _index("ix_parked_programs_until", "until", **_where("until IS NOT NULL")),
 )
 
 #: What the newest request of a round sent to the model (``NEKRO_AGENT__KEEP_PROMPTS``).
@@ -671,6 +709,84 @@ UPLOAD_AREAS: Final = Table(
     Column("chat_name", FaithfulText(), primary_key=True),
     Column("directory", FaithfulText(), nullable=False, unique=True),
     Column("created_at", UtcDateTime(), nullable=False),
+)
+
+#: A directory whose files are contents in a store; see ``storage.files``.
+FILE_AREAS: Final = Table(
+    "file_areas",
+    metadata,
+    _sequence("id"),
+    # ``uploads/<chat key>``, ``shared/<container key>``, ``plugin/<plugin key>``.
+    Column("name", KeyText(), nullable=False, unique=True),
+    Column("version", BigInteger(), nullable=False),
+    # Of the newest version: files and directories, and the bytes of the files.
+    Column("names", BigInteger(), nullable=False),
+    Column("bytes", BigInteger(), nullable=False),
+    Column("changed_at", UtcDateTime(), nullable=False),
+    **_ORDERED,
+)
+
+#: Bytes by their SHA-256. The row exists before the object does, and its id is never used again.
+FILE_CONTENTS: Final = Table(
+    "file_contents",
+    metadata,
+    _sequence("id"),
+    Column("sha256", FaithfulText(), nullable=False, unique=True),
+    Column("bytes", BigInteger(), nullable=False),
+    # Whether the store has all of it.
+    Column("is_stored", Boolean(), nullable=False),
+    # What its first bytes tell; None: nothing, or it was never stored.
+    Column("media_type", FaithfulText()),
+    # When a host last intended to use it.
+    Column("used_at", UtcDateTime(), nullable=False, index=True),
+    **_ORDERED,
+)
+
+#: The parts, in order, of a content that is larger than an object.
+FILE_PARTS: Final = Table(
+    "file_parts",
+    metadata,
+    Column("content_id", _SEQUENCE, ForeignKey("file_contents.id", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer(), primary_key=True, autoincrement=False),
+    Column("part_id", _SEQUENCE, ForeignKey("file_contents.id"), nullable=False, index=True),
+)
+
+#: What an area has at a path, from one version until another.
+FILE_ENTRIES: Final = Table(
+    "file_entries",
+    metadata,
+    Column("area_id", _SEQUENCE, ForeignKey("file_areas.id", ondelete="CASCADE"), primary_key=True),
+    # ``storage.files.paths.folded_path``.
+    Column("folded", FaithfulText(), primary_key=True),
+    Column("since", BigInteger(), primary_key=True, autoincrement=False),
+    # The first version without it; None: the newest version has it.
+    Column("until", BigInteger()),
+    Column("path", FaithfulText(), nullable=False),
+    # ``folded`` of the directory that it is in; "": the area itself.
+    Column("parent", FaithfulText(), nullable=False),
+    # None: a directory.
+    Column("content_id", _SEQUENCE, ForeignKey("file_contents.id"), index=True),
+    Column("is_executable", Boolean(), nullable=False),
+    Column("modified_ns", BigInteger(), nullable=False),
+    # When the entry was added, or last used where that counts.
+    Column("added_at", UtcDateTime(), nullable=False),
+    Column("ended_at", UtcDateTime(), index=True),
+    _index(
+        "ix_file_entries_present",
+        "area_id",
+        "folded",
+        unique=True,
+        **_where("until IS NULL"),
+    ),
+    _index(
+        "ix_file_entries_parent",
+        "area_id",
+        "parent",
+        **_where("until IS NULL"),
+    ),
+    # What changed after a version.
+    _index("ix_file_entries_since", "area_id", "since"),
+    _index("ix_file_entries_until", "area_id", "until", **_where("until IS NOT NULL")),
 )
 
 #: A program that connects chats of an adapter; its lease is held by the gateway that streams to it.

@@ -12,12 +12,14 @@ from loguru import logger
 from storage.driver.connection import Connection
 
 if TYPE_CHECKING:
-    from storage.accounts.approvals import ApprovalRepository, AwaitingCallRepository
+    from storage.accounts.approvals import ApprovalRepository
     from storage.accounts.keys import AuditRepository, KeyRepository
     from storage.accounts.spendings import SpendingRepository
     from storage.accounts.stored_bytes import StoredByteRepository
     from storage.adapters import AdapterRepository
     from storage.catalogue import CatalogueRepository, WorkerListing
+    from storage.files.content_rows import ContentRepository
+    from storage.files.manifest import ManifestRepository
     from storage.listings.changes import ChangeListing
     from storage.listings.chats import ChatListing, TurnListing, TurnSearch
     from storage.listings.series import OverviewRepository, SeriesRepository, SpendingReportRepository
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from storage.repositories.jobs import JobRepository
     from storage.repositories.leases import DownloadRepository, LeaseRepository, RequestRepository
     from storage.repositories.messages import MessageRepository
+    from storage.repositories.parked_programs import AwaitingCallRepository, ParkedProgramRepository
     from storage.repositories.plugin_states import (
         ActivationRepository,
         LaneOverrideRepository,
@@ -78,7 +81,9 @@ class Transaction:
     #: Administrative acts.
     audit: _Lazy[AuditRepository] = _Lazy("storage.accounts.keys:AuditRepository")
     #: Calls that await approval.
-    awaiting_calls: _Lazy[AwaitingCallRepository] = _Lazy("storage.accounts.approvals:AwaitingCallRepository")
+    awaiting_calls: _Lazy[AwaitingCallRepository] = _Lazy(
+        "storage.repositories.parked_programs:AwaitingCallRepository"
+    )
     #: Progress of calls, stored as jobs.
     call_progress: _Lazy[CallProgressRepository] = _Lazy(
         "storage.repositories.call_progress:CallProgressRepository"
@@ -93,6 +98,8 @@ class Transaction:
     chat_listing: _Lazy[ChatListing] = _Lazy("storage.listings.chats:ChatListing")
     #: Chats and the leases on them.
     chats: _Lazy[ChatRepository] = _Lazy("storage.repositories.chats:ChatRepository")
+    #: Contents of files in a store.
+    contents: _Lazy[ContentRepository] = _Lazy("storage.files.content_rows:ContentRepository")
     #: Recurring timers.
     cron_jobs: _Lazy[CronJobRepository] = _Lazy("storage.repositories.timers:CronJobRepository")
     #: Calls whose callers no longer wait.
@@ -103,6 +110,8 @@ class Transaction:
     downloads: _Lazy[DownloadRepository] = _Lazy("storage.repositories.leases:DownloadRepository")
     #: Events of chats.
     events: _Lazy[EventRepository] = _Lazy("storage.repositories.events:EventRepository")
+    #: Areas of files in a store.
+    files: _Lazy[ManifestRepository] = _Lazy("storage.files.manifest:ManifestRepository")
     #: Entries of the logs of background jobs.
     job_log: _Lazy[JobLogRepository] = _Lazy("storage.repositories.job_log:JobLogRepository")
     #: Signals of background jobs, and the waits for them.
@@ -150,6 +159,9 @@ class Transaction:
     #: Turns by what people look for.
     turn_search: _Lazy[TurnSearch] = _Lazy("storage.listings.chats:TurnSearch")
     #: Variables of programs, by turn.
+    parked_programs: _Lazy[ParkedProgramRepository] = _Lazy(
+        "storage.repositories.parked_programs:ParkedProgramRepository"
+    )
     variables: _Lazy[VariableRepository] = _Lazy("storage.repositories.chats:VariableRepository")
     #: Workers for lists.
     worker_listing: _Lazy[WorkerListing] = _Lazy("storage.catalogue:WorkerListing")

@@ -8,7 +8,9 @@ from typing import Any
 from sqlalchemy import text
 from worker_fleet import Fleet
 
+from broker_config.partitions import ChatServers
 from broker_config.redis_endpoint import RedisEndpoint
+from broker_config.settings import Settings
 from storage.engine import Database
 
 
@@ -20,6 +22,13 @@ def client_of(fleet: Fleet) -> Any:
 def key(fleet: Fleet, name: str) -> str:
     """A key under the fleet's prefix."""
     return f"{fleet.settings.broker.key_prefix}{name}"
+
+
+def chats_of(settings: Settings, server: int, *, count: int) -> list[str]:
+    """Chats of one of the Redis servers, numbered from 0; the addresses determine which."""
+    servers = ChatServers(settings.broker)
+    names = (f"chat-{number}" for number in range(1000))
+    return [name for name in names if servers.order(name)[0] == server][:count]
 
 
 def left_in_lane(fleet: Fleet, client: Any, lane: str) -> dict[str, Any]:

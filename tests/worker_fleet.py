@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def imported(services: Services) -> LoadedPlugins:
             disabled=plugins.disabled,
             shipped=plugins.load_shipped,
             data_dir=services.settings.data_dir,
-            packages=package_policy(plugins),
+            packages=package_policy(services.settings),
         )
         forwarder = HookForwarder(
             background=services.background,
@@ -104,8 +104,13 @@ class Worker:
         lane: str,
         concurrency: int | None,
         environment: dict[str, str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
-        """Start it: with an environment as ``python -m nekro.cli.main``, else forked, which is faster."""
+        """Start it: with an environment as ``python -m nekro.cli.main``, else forked, which is faster.
+
+        Args:
+            prefix: command that runs the worker's command; it needs an environment.
+        """
         self.process: ForkedProcess | subprocess.Popen[bytes]
         self.log = log
         self.lane = lane
@@ -131,7 +136,7 @@ class Worker:
                 )
             else:
                 self.process = subprocess.Popen(
-                    [*command, *arguments, str(number)],
+                    [*prefix, *command, *arguments, str(number)],
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -212,12 +217,14 @@ class Fleet:
         concurrency: int | None = None,
         settings: Settings | None = None,
         variables: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> list[Worker]:
         """Start one worker per lane named, and wait until all consume.
 
         Args:
             variables: of their environment, besides the settings; such workers are interpreters of their
                 own, because the variables may change an interpreter.
+            prefix: command that runs the command of such a worker.
         """
         settings, started = settings or self.settings, []
         environment = None
@@ -225,7 +232,9 @@ class Fleet:
             environment = {**environment_of(settings), **(variables or {})}
         for lane in lanes:
             log = self.directory / f"{lane}-{len(self.workers)}.log"
-            worker = Worker(settings, log, lane=lane, concurrency=concurrency, environment=environment)
+            worker = Worker(
+                settings, log, lane=lane, concurrency=concurrency, environment=environment, prefix=prefix
+            )
             self.workers.append(worker)
             started.append(worker)
         for worker in started:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from broker_config.settings import Settings
+from broker_config.settings import ApprovalResume, Settings
 from nekro.agent.llm import LLMClient, MissingClient
 from nekro.agent.llm.clients import create_models
 from nekro.agent.rounds import RoundRunner
@@ -67,9 +67,12 @@ class RoundsService:
                 services.registry,
                 services.dispatcher,
                 services.host,
-                PictureLoader(services.settings, services.areas),
+                PictureLoader(services.settings, services.files_of),
                 keep_awake=settings.plugins.keep_awake,
                 keeps_variables=settings.sandbox.keep_variables,
+                journal_bytes=settings.agent.journal_bytes,
+                parks=settings.approval.resume is ApprovalResume.PROGRAM,
+                prefetch=services.areas.prefetch,
             ),
             budgets=RoundBudgets(services.spending, settings),
             settings=settings.agent,
@@ -78,6 +81,8 @@ class RoundsService:
             is_stopping=is_stopping,
             redact=services.redactor,
             on_rest=services.summaries.chat_rested,
+            leaving=services.dispatcher.leaving,
+            program_ended=services.dispatcher.program_ended,
         )
         return cls(llm=llm, drain=drain)
 

@@ -14,6 +14,7 @@ from nekro.plugins.configuration import core_config, package_policy
 from nekro.wire.invocation import new_id
 from nekro_agent import runtime
 from nekro_agent.execution.current import cause_turn_id, current_account, current_call, effect_id
+from nekro_agent.files import staging
 from nekro_agent.ports import ChatInfo, IncomingMessage, MessageKind, OutgoingMessage, require_lengths
 from nekro_agent.records import PluginValue, PresetInfo, StoredMessage, UserInfo
 from nekro_agent.runtime import DownloadPolicy, StorePolicy, UploadPolicy
@@ -113,11 +114,13 @@ class SqlMessages:
             async with self._database.begin() as transaction:
                 await self._request_round(transaction, chat_key, TriggerKind.MANUAL, trigger_id, None)
 
+        await staging.commit()
         await request()
 
     @outlasting
     async def _append(self, new: NewMessage, *, wake: bool = False, more_bytes: int = 0) -> Message:
         require_lengths(new.text, data=new.data)
+        await staging.commit()
         async with self._database.begin() as transaction:
             row = await append_message(
                 transaction, self._publisher, new, account_id=current_account(), more_bytes=more_bytes
@@ -199,6 +202,7 @@ class SqlRecords:
             async with self._database.begin() as transaction:
                 return await append_message(transaction, self._publisher, new, account_id=current_account())
 
+        await staging.commit()
         row = await append()
         return StoredMessage(
             sequence=row.sequence,
@@ -315,6 +319,7 @@ class _Intake:
 
     async def receive(self, message: IncomingMessage) -> str | None:
         """As ``nekro_agent.ports.Intake``."""
+        await staging.commit()
         return await self._services.intake.receive(message)
 
 
@@ -340,6 +345,7 @@ def runtime_of(services: Services, host: PluginHost) -> runtime.Runtime:
             data_dir=settings.data_dir,
             owner=services.node,
             lease_seconds=settings.agent.lease_seconds,
+            files=(lambda: services.files) if settings.files.in_store else None,
         ),
         hooks=host,
         store_policy=StorePolicy(max_value_bytes=settings.store.max_value_bytes),
@@ -349,7 +355,7 @@ def runtime_of(services: Services, host: PluginHost) -> runtime.Runtime:
             allow_private=tuple(settings.downloads.allow_private),
             connections=settings.downloads.connections,
         ),
-        packages=package_policy(settings.plugins),
+        packages=package_policy(settings),
         uploads=UploadPolicy(chat_bytes=settings.uploads.chat_bytes, chat_names=settings.uploads.chat_names),
         core=core_config(settings),
         model_budget=PluginModels(services.spending, settings),

@@ -21,7 +21,8 @@ from nekro.app.services import Services
 from nekro.base.shared_property import shared_property
 from nekro.broker.calls import MethodCaller
 from nekro.plugins.commands import CommandTable
-from nekro.plugins.configuration import core_config, package_policy
+from nekro.plugins.configuration import core_config, package_policy, plugin_dirs
+from nekro.plugins.entries import PluginStatus
 from nekro.plugins.hooks import HookFailure, PluginHost
 from nekro.plugins.loader import LoadedPlugins, PreparedPlugins, load_plugins
 from nekro.plugins.registry import LoadedRegistry
@@ -38,8 +39,17 @@ from workers.calls.targets import CodeTarget, CommandLines, MethodTargets
 from workers.calls.webhooks import WebhookTargets
 from workers.extensions import WorkerPart
 from workers.jobs.downloads import DownloadSweep
-from workers.ops.sweeper import CallSweep, Sweeper, WatchSweep
-from workers.ops.sweeps import ApprovalSweep, JobSweep, RetentionSweep, TimerSweep, UploadSweep
+from workers.ops.sweeper import CallSweep, Sweep, Sweeper, WatchSweep
+from workers.ops.sweeps import (
+    ApprovalSweep,
+    CollectionSweep,
+    JobSweep,
+    RetentionSweep,
+    StoredFileSweep,
+    TimerSweep,
+    UploadSweep,
+    WaitSweep,
+)
 from workers.plugins.initialisation import PluginStates, start_plugins
 from workers.plugins.loop_watchdog import LaneMover, LoopWatchdog
 from workers.plugins.publication import CataloguePublisher
@@ -50,6 +60,7 @@ if TYPE_CHECKING:
     from workers.calls.built_in_targets import BuiltInTargets
     from workers.jobs.runner import JobRunner
     from workers.plugins.pinned import PinnedOwner
+    from workers.plugins.pinned_files import PinnedFiles
     from workers.rounds.ledger import RoundLedger
 
 __all__ = ["WorkerServices"]
@@ -75,11 +86,17 @@ class WorkerServices(Services):
             loaded: the imported plugins.
             on_progress: called with what the worker does next, until ``start`` has ended.
         """
+        dirs = plugin_dirs(settings.files)
         registry = LoadedRegistry(
-            loaded.plugins, long_methods=settings.workers.long_methods, approval=settings.approval
+            loaded.plugins, long_methods=settings.workers.long_methods, approval=settings.approval, dirs=dirs
         )
+        if dirs is not None and all(record.status is not PluginStatus.FAILED for record in loaded.records):
+            dirs.require_known([plugin.key for plugin in loaded.plugins])
         database = Database(settings.database, settings.data_dir)
         super().__init__(settings, role=lane, database=database, registry=registry)
+        self._plugin_dirs = dirs
+        if dirs is not None:
+            self.directory_policy_of, dirs.is_pinned = dirs.policy_of, self.lanes.is_pinned
         self.loaded, self.loaded_registry, self.on_progress = loaded, registry, on_progress
         #: Called when methods may have been added; a worker lets Celery know them.
         self.on_new_methods: Callable[[], None] = lambda: None
@@ -185,7 +202,7 @@ class WorkerServices(Services):
         on_progress: Callable[[str], None] = lambda _: None,
         prepared: PreparedPlugins | None = None,
     ) -> Self:
-        """Import the plugins, and build the services; opens no connection.
+        """Import the plugins, and build the services; it leaves no connection open.
 
         Args:
             role: the lane of the worker.
@@ -194,15 +211,21 @@ class WorkerServices(Services):
 
         Raises:
             SettingsError: a setting is wrong or the signing key cannot be read.
+            StorageUnavailableError: the configurations of plugins could not be brought from a store.
         """
         settings = resolve_settings(settings)
         make_data_dir(settings)
+        if settings.files.in_store and prepared is None:
+            from nekro.app.areas.synced import bring_configs
+
+            on_progress("bringing the configurations of plugins")
+            bring_configs(settings)
         loaded = load_plugins(
             settings.plugins.dirs,
             disabled=settings.plugins.disabled,
             shipped=settings.plugins.load_shipped,
             data_dir=settings.data_dir,
-            packages=package_policy(settings.plugins),
+            packages=package_policy(settings),
             core=core_config(settings),
             patience_seconds=settings.plugins.start_seconds,
             on_progress=on_progress,
@@ -224,6 +247,7 @@ class WorkerServices(Services):
         self.clocks.start()
         runtime.bind(runtime_of(self, self.host))
         self.closers["runtime"] = runtime.unbind
+        self.areas.follow_configs()
         for part in self.extensions:
             await part.add_plugins()
         if self.role == Lane.ROUNDS.value:
@@ -285,6 +309,25 @@ class WorkerServices(Services):
             return None
         return self.lanes.lane_of_plugin(key)
 
+    async def home_of_job(self, job_id: str) -> str | None:
+        """Return the queue of the process that has the directory of a job's plugin; None if it may run here.
+
+        Raises:
+            StorageUnavailableError: the database does not answer.
+        """
+        if not self.settings.files.in_store:
+            return None
+        await self.lane_overrides.refresh()
+        async with self.database.read() as transaction:
+            job = await transaction.jobs.find(job_id)
+        if job is None or self._queue_of_jobs(job.plugin_key) is None:
+            return None
+        return self._queue_of_home(job.plugin_key)
+
+    def _queue_of_jobs(self, key: str) -> str | None:
+        """Return the queue of the process that runs the jobs of a plugin; None: lane ``long`` does."""
+        return self.lanes.lane_of_plugin(key) if self.directory_policy_of(key) == "pinned" else None
+
     def pinned_owner(self, *, consume: Callable[[str], None]) -> PinnedOwner:
         """Build the competitor for pinned plugins; ``consume`` starts serving a queue."""
         from workers.plugins.pinned import PinnedOwner
@@ -300,8 +343,20 @@ class WorkerServices(Services):
             consume=consume,
             run_start_hooks=self.states.run_start_hooks,
             on_failure=self._record_failure,
+            files=self._pinned_files(),
         )
         return self._pinned_owner
+
+    def _pinned_files(self) -> PinnedFiles | None:
+        if self._plugin_dirs is None:
+            return None
+        from nekro.app.areas.synced import SyncedAreas
+        from workers.plugins.pinned_files import PinnedFiles
+
+        assert isinstance(self.areas, SyncedAreas)  # noqa: S101 - as it is in a store
+        return PinnedFiles(
+            self.areas, data_dir=self.settings.data_dir, uses_database=self._plugin_dirs.uses_database
+        )
 
     @shared_property
     def job_runner(self) -> JobRunner:
@@ -349,6 +404,16 @@ class WorkerServices(Services):
         """Runs code that other processes send to this rounds worker."""
         return CodeTarget(self.runs, self.publisher, wall_seconds=self.settings.sandbox.wall_seconds)
 
+    def _file_sweeps(self) -> tuple[Sweep, ...]:
+        settings = self.settings
+        if not settings.files.in_store:
+            return (UploadSweep(settings.retention, data_dir=settings.data_dir).sweep,)
+        idle_seconds = settings.sandbox.shared_idle_seconds
+        return (
+            StoredFileSweep(self.database, settings.retention, idle_seconds=idle_seconds).sweep,
+            CollectionSweep(self.database, self.background, self.files.store).sweep,
+        )
+
     def sweeper(self) -> Sweeper:
         """Build the sweeper; every worker has one, and a lease lets one sweep at a time."""
         settings, database = self.settings, self.database
@@ -363,11 +428,12 @@ class WorkerServices(Services):
             sweeps=(
                 CallSweep(database, self.publisher, self.signer, waiting_seconds=waiting_seconds).sweep,
                 ApprovalSweep(database, self.approval_decisions).sweep,
+                WaitSweep(database, self.waits).sweep,
                 TimerSweep(database, firings).sweep,
-                JobSweep(database, self.publisher, settings.agent).sweep,
-                DownloadSweep(database, data_dir=settings.data_dir).sweep,
+                JobSweep(database, self.publisher, settings.agent, queue_of=self._queue_of_jobs).sweep,
+                DownloadSweep(database, data_dir=settings.data_dir, in_store=settings.files.in_store).sweep,
                 RetentionSweep(database, settings.retention).sweep,
-                UploadSweep(settings.retention, data_dir=settings.data_dir).sweep,
+                *self._file_sweeps(),
                 WatchSweep(self.app, settings.broker).sweep,
             ),
         )

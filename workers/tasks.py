@@ -16,6 +16,8 @@ from broker_config.topology import COMMAND_TASK, DRAIN_TASK, HOOK_TASK, JOB_TASK
 from nekro.app.calls.records import CallRecords
 from nekro.app.catalogue import BUILT_IN_TASKS
 from nekro.base.greenlet_bridge import at_loop_close
+from nekro.base.loop_thread import LoopThread, this_task
+from nekro.base.tasks import complete
 from nekro.broker.celery.worker import is_revoked
 from nekro.broker.tracing import trace_headers
 from nekro.wire.author_frames import attached
@@ -95,11 +97,12 @@ def register_tasks(services: WorkerServices, *, drain: Callable[[], RoundDrain])
     if services.role == Lane.ROUNDS.value:
         register(DRAIN_TASK, lambda chat_key: drain().drain(chat_key), ignore_result=True)
         register_calls(RUN_TASK, lambda _: services.code_target)
-    if services.role == Lane.LONG.value:
+    owns = services.settings.files.in_store and services.role in (Lane.METHODS.value, Lane.PINNED.value)
+    if services.role == Lane.LONG.value or owns:
         seconds = services.settings.workers.long_timeout_seconds
         register(
             JOB_TASK,
-            functools.partial(_run_job, services),
+            functools.partial(_run_job_on_thread if owns else _run_job, services),
             soft_time_limit=seconds,
             time_limit=seconds + GRACE_SECONDS,
         )
@@ -140,11 +143,40 @@ def task_body(execute: Execute, *, before: Callable[[], None]) -> Callable[[Task
 
 
 async def _run_job(services: WorkerServices, job_id: str) -> dict[str, str]:
+    if (home := await services.home_of_job(job_id)) is not None:
+        raise MisplacedCall(home, job_id)
     try:
         result = await services.job_runner.run(job_id, interruption=lambda: _interruption(job_id))
     finally:
         await services.announcer.settled()
     return {"state": result.state.value, "message": result.message}
+
+
+async def _run_job_on_thread(services: WorkerServices, job_id: str) -> dict[str, str]:
+    """Run a job at the owner of its plugin, on a loop that it may block, as in lane ``long``."""
+    thread = LoopThread("nekro-job")
+    begun: list[asyncio.Task[Any]] = []
+
+    def cancel() -> None:
+        for task in begun:
+            task.cancel()
+
+    async def run() -> dict[str, str]:
+        begun.append(this_task())
+        at_loop_close(services.database.dispose_loop)
+        return await _run_job(services, job_id)
+
+    thread.start()
+    try:
+        job = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), thread.loop))
+        while not job.done():
+            try:
+                await asyncio.wait({job})
+            except asyncio.CancelledError:  # it cleans up, for as long as it may
+                thread.call(cancel)
+        return job.result()
+    finally:
+        await complete(asyncio.to_thread(thread.stop))
 
 
 def _interruption(job_id: str) -> Interruption:

@@ -20,13 +20,14 @@ import select
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from broker_config.embedded import make_data_dir
 from broker_config.settings import Settings
 from nekro.app.extensions import loaded
 from nekro.app.processes import configure_logs
-from nekro.base.forks import adopt_orphans, flush_streams, thread_count, wait_until_orphaned
+from nekro.base.forks import adopt_orphans, flush_streams, run_in_fork, thread_count, wait_until_orphaned
 from nekro.broker.celery.names import WORKER_MODULES
 from nekro.plugins.configuration import core_config, package_policy
 from nekro.plugins.import_trials import Trials
@@ -35,6 +36,7 @@ from nekro.plugins.loader import (
     plugin_steps,
     prepare_imports,
 )
+from nekro_agent.errors import StorageUnavailableError
 from workers.plugins.reload import Stamps, stamps_below
 
 __all__ = ["MODULES", "REQUEST_BYTES", "Order", "run_template"]
@@ -51,7 +53,7 @@ MODULES: Final = (
     "nekro.broker.celery.worker",
     "nekro.broker.delivery.connection",
     "nekro.broker.delivery.intake",
-    "storage.files",
+    "storage.files.areas",
     "storage.kv",
     "storage.migrate",
     "storage.repositories.timers",
@@ -81,6 +83,13 @@ MODULES: Final = (
     "workers.process",
     "nekro.app.rounds.intake",
     "nekro.app.rounds.stop",
+)
+#: Besides these, where hosts share no disk.
+MODULES_OF_STORE: Final = (
+    "nekro.app.areas.synced",
+    "nekro.plugins.data_dirs",
+    "storage.files.expiry",
+    "workers.plugins.pinned_files",
 )
 
 
@@ -118,9 +127,9 @@ def run_template(
         on_progress(f"loading {name}")
         importlib.import_module(name)
     make_data_dir(settings)
-    prepare_imports(
-        data_dir=settings.data_dir, packages=package_policy(settings.plugins), core=core_config(settings)
-    )
+    if settings.files.in_store:
+        _bring_configs(settings, on_progress)
+    prepare_imports(data_dir=settings.data_dir, packages=package_policy(settings), core=core_config(settings))
     before = stamps_below(settings.plugins.dirs)
     steps = tuple(plugin_steps(settings.plugins.dirs, shipped=settings.plugins.load_shipped))
     trials = Trials(steps, settings.plugins.start_seconds, (requests, above), on_progress)
@@ -131,6 +140,16 @@ def run_template(
     gc.freeze()
     on_ready()
     return forks.serve()
+
+
+def _bring_configs(settings: Settings, on_progress: Callable[[str], None]) -> None:
+    on_progress("bringing the configurations of plugins")
+    for name in MODULES_OF_STORE:
+        importlib.import_module(name)
+    from nekro.app.areas.synced import bring_configs
+
+    if not run_in_fork(partial(bring_configs, settings)):
+        raise StorageUnavailableError("the configurations of plugins were not brought; the log says why")
 
 
 def _begin_below_top() -> socket.socket:

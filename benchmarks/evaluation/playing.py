@@ -94,7 +94,7 @@ class ProgramPlayer:
                 said.text, stored=stored, user_id=chat.key, user_name="Ada", wait=_WAIT_SECONDS
             )
             turn = posted.turn
-            while turn is not None and turn.state in _OPEN_TURNS and not turn.waits_for:
+            while turn is not None and turn.state in _OPEN_TURNS and not (turn.waits_for or turn.waits):
                 turn = await self._client.turns.wait(turn.id)
             await self._settle(chat, decisions, jobs_go_on=said.jobs_go_on)
 

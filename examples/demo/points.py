@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import struct
@@ -130,12 +131,12 @@ async def gather(stage: Stage, chat_key: str) -> Evidence:
 
 
 async def _shared_dir(stage: Stage, chat_key: str) -> list[Path]:
-    from storage.files import DataAreas
     from storage.repositories.chats import ChatRepository
 
     async with stage.services.database.read() as transaction:
         chat = await ChatRepository(transaction.connection).get(chat_key)
-    return list(DataAreas(stage.settings.data_dir).shared_dir(chat.container_key).iterdir())
+    areas = stage.services.areas
+    return list((await asyncio.to_thread(areas.shared_dir, chat.container_key)).iterdir())
 
 
 async def _pictures_shown(stage: Stage, chat_key: str) -> list[str]:
@@ -144,7 +145,8 @@ async def _pictures_shown(stage: Stage, chat_key: str) -> list[str]:
 
     pictures = PromptPictures(stage.settings.agent)
     found = []
-    for path in stage.services.areas.uploads_dir(chat_key).glob("*.png"):
+    uploads = await asyncio.to_thread(stage.services.areas.uploads_dir, chat_key)
+    for path in uploads.glob("*.png"):
         shown = await pictures.decoder.decode(path.read_bytes(), pictures.limits(None))
         if isinstance(shown, ShownPicture):
             found.append(hashlib.sha256(shown.content).hexdigest())

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from celery import Celery
 
 from broker_config.settings import AnswerMode, Settings
+from broker_config.urls import LIVE_FILES
 from nekro.cli.services.process import ChildProcess, ChildSpec, worker_spec
 from nekro.cli.services.system import embedded_services, start_workers, stop_workers
 from nekro_agent.durations import POLL_SECONDS, PROGRAM_SECONDS
@@ -254,6 +255,7 @@ def demo_settings(base: Settings, data_dir: Path) -> Settings:
             "broker": base.broker.model_copy(update={"url": None}),
             "results": base.results.model_copy(update={"url": None}),
             "database": base.database.model_copy(update={"url": None}),
+            "files": base.files.model_copy(update={"url": LIVE_FILES}),
             "security": base.security.model_copy(update={"signing_key": None}),
             "plugins": base.plugins.model_copy(
                 update={"dirs": (plugins,), "disabled": (), "load_shipped": True}

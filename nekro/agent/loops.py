@@ -20,7 +20,7 @@ __all__ = ["MOST_REPEATS", "error_of", "makes_no_progress", "repeats_of_code", "
 MOST_REPEATS: Final = 3
 
 #: Stop types of programs that failed.
-_FAILED: Final = frozenset({StopType.ERROR, StopType.TIMEOUT, StopType.SECURITY})
+_FAILED: Final = frozenset({StopType.ERROR, StopType.TIMEOUT, StopType.SECURITY, StopType.DIVERGED})
 #: Begins what the interpreter prints of an uncaught exception.
 _TRACEBACK: Final = "Traceback (most recent call last):"
 #: An error of the compiler, which is printed without that line.

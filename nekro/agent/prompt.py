@@ -122,6 +122,11 @@ _REASONS: Final = {
         "The program ended at a call that a person must approve. The call has not run, unless a result below "
         "says so; code after it did not run. Do not make the call again while it waits."
     ),
+    StopType.WAITING: (
+        "The program waits at a call, without running, and goes on there by itself. Do not write the rest of "
+        "it again."
+    ),
+    StopType.DIVERGED: "The program was run again to go on where it had been, and stopped on another course.",
 }
 #: The built-in methods that a prompt explains if its list is shortened, and if it has plugins that sleep.
 _BUILT_IN: Final = {
@@ -295,6 +300,7 @@ class PromptBuilder:
                 words=self._agent.answers is AnswerMode.WORDS,
                 packages=packages,
                 figures=self._sandbox.figures,
+                waits=self._agent.journal_bytes > 0,
                 keeps_variables=self._sandbox.keep_variables,
                 variables_kib=self._sandbox.keep_variables_bytes >> 10,
                 catalogue=catalogue,

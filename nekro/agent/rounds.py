@@ -7,6 +7,7 @@ plugin calls, and records the outcome.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -33,7 +34,7 @@ from nekro.agent.pictures.fit import PromptPictures
 from nekro.agent.program_check import Misfit, findings_of
 from nekro.agent.prompt import PromptBuilder, PromptRequest, collect_injected
 from nekro.agent.room import ModelContexts, PromptRoom
-from nekro.agent.text import new_check_word, reveals_check_word
+from nekro.agent.text import check_word_of, reveals_check_word
 from nekro.agent.verdict import Verdict, judge_reply
 from nekro.broker.tracing import span
 from nekro.sandbox.models import (
@@ -41,8 +42,11 @@ from nekro.sandbox.models import (
     KeptVariables,
     RunRequest,
     RunResult,
+    StopType,
     StubMethod,
+    random_call_id,
 )
+from nekro.sandbox.undo import NotUndoneError
 from nekro_agent.errors import BudgetExceededError, LLMError
 from nekro_agent.shared_clock import shared_time
 from storage.repositories.round_values import RoundReport
@@ -50,7 +54,7 @@ from storage.repositories.round_values import RoundReport
 if TYPE_CHECKING:
     from nekro.sandbox.manager import SandboxManager
 
-__all__ = ["RoundBudget", "RoundInput", "RoundOutcome", "RoundRunner"]
+__all__ = ["Resumption", "RoundBudget", "RoundInput", "RoundOutcome", "RoundRunner"]
 
 #: Time of a turn that is reserved for the program of its last answer, which could not run otherwise.
 _LEAST_RUN_SECONDS: Final = 1.0
@@ -67,9 +71,28 @@ class RoundBudget(Protocol):
         """
         ...
 
+    async def reserve_run(self, *, sandbox_seconds: float) -> None:
+        """Count what a program is expected to use that is run again; no model is asked.
+
+        Raises:
+            BudgetExceededError: as from ``reserve``; the program must not run.
+        """
+        ...
+
     def spent(self, spent: ModelSpent) -> None:
         """Add what one request used."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumption:
+    """A program that is run again because its worker died."""
+
+    code: str
+    #: As ``RunRequest.readings``.
+    readings: str
+    #: Returns what its recorded calls did, for the model, if it took another course than before; None if not.
+    divergence: Callable[[], str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +119,15 @@ class RoundInput:
     plugins: Sequence[PluginBrief]
     methods: Sequence[StubMethod]
     dispatch: Dispatch
+    #: Of the program, as ``RunRequest.seed``, and of the word in the prompt: 64 hexadecimal digits.
+    seed: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+    check_seed: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+    #: As in ``RunRequest``.
+    program_id: str | None = None
+    #: As ``RunRequest.call_id``; None: ids are random.
+    call_id: Callable[[str, bytes, str], str] | None = None
+    #: Run this instead of asking the model; None: ask it.
+    resumes: Resumption | None = None
     #: Checks a call of a program before it runs; None: programs are not checked.
     misfit: Misfit | None = None
     previous: Sequence[TurnRound] = ()
@@ -104,6 +136,8 @@ class RoundInput:
     summary: HistorySummary | None = None
     #: What the turn's last program left for the next one; None: nothing is known.
     variables: KeptVariables | None = None
+    #: As ``RunRequest.fence``.
+    fence: int | None = None
     #: None means the persona of the settings.
     persona: str | None = None
     #: As ``LLMRequest.group``.
@@ -180,6 +214,16 @@ class RoundRunner:
         """Whether a round with this number is the last one of its turn."""
         return number >= self.agent.rounds_per_turn
 
+    async def forget(self, round_input: RoundInput) -> None:
+        """Remove what a round's program has saved for another attempt: its end is recorded."""
+        if round_input.program_id is not None:
+            await self.sandbox.forget(
+                round_input.program_id,
+                chat_key=round_input.chat.chat_key,
+                container_key=round_input.chat.container_key,
+                fence=round_input.fence,
+            )
+
     def run(self, round_input: RoundInput) -> Coroutine[Any, Any, RoundOutcome]:
         """Run one round.
 
@@ -203,7 +247,7 @@ class _Round:
         self._limits = runner.limits
         self._contexts = runner.contexts
         self._is_last = runner.is_last(round_input.number)
-        self._check_word = new_check_word()
+        self._check_word = check_word_of(round_input.check_seed)
         self._word_in_call = False
         self._asked_at = shared_time()
         self._prompt_chars = 0
@@ -231,7 +275,9 @@ class _Round:
         return self._outcome(decided)
 
     async def _carry_out(self) -> Verdict:
-        """Ask the model, then run the code of its answer."""
+        """Ask the model, then run the code of its answer; or run that of an earlier attempt again."""
+        if self._input.resumes is not None:
+            return await self._resume(self._input.resumes)
         if self._input.number > self._agent.rounds_per_turn:
             return verdict.rounds_used_up(self._agent.rounds_per_turn)
         if self._seconds_to_ask() <= 0:
@@ -258,9 +304,27 @@ class _Round:
             most_bytes=self._limits.argument_bytes,  # as for messages that methods send
             is_last=self._is_last,
         )
+        decided = decided or self._refused(code)
+        reason = "" if self._agent.journal_bytes else "NEKRO_AGENT__JOURNAL_BYTES is 0"
+        self._report = replace(
+            self._report, not_resumable="it was not run" if decided is not None else reason
+        )
         if self._input.on_answer is not None and (decided is None or decided.words is None):
             await self._input.on_answer(self._report, answer)
-        return decided or self._refused(code) or await self._run(code)
+        return decided or await self._run(code)
+
+    async def _resume(self, resumption: Resumption) -> Verdict:
+        """Run a program again; what it did before is in its journal."""
+        if self._input.budget is not None:
+            await self._input.budget.reserve_run(sandbox_seconds=self._limits.wall_seconds)
+        try:
+            decided = await self._run(resumption.code, readings=resumption.readings)
+        except NotUndoneError as exc:
+            return verdict.not_undone(str(exc), resumption.divergence() or "")
+        calls = resumption.divergence()
+        if calls is None or decided.stop_type in (StopType.SECURITY, StopType.TIMEOUT):
+            return decided
+        return verdict.diverged(calls)
 
     def _refused(self, code: str) -> Verdict | None:
         """Return the decision on a program that cannot work; None if nothing in it is certain to fail."""
@@ -290,8 +354,9 @@ class _Round:
     def _outcome(self, decided: Verdict) -> RoundOutcome:
         report = replace(
             self._report,
-            prompt_chars=self._prompt_chars,
+            prompt_chars=None if self._input.resumes is not None else self._prompt_chars,
             code=None if decided.words is not None else self._report.code,
+            not_resumable=None,
             stop_type=None if decided.stop_type is None else int(decided.stop_type),
             exit_code=None if self._result is None else self._result.exit_code,
             output=self._output,
@@ -421,15 +486,20 @@ class _Round:
             self._runner.unopened.add(self._input.model_group)
         return read_reply(answer, self._names)
 
-    async def _run(self, code: str) -> Verdict:
+    async def _run(self, code: str, *, readings: str = "") -> Verdict:
         wall_seconds = min(self._limits.wall_seconds, max(self._seconds_left(), _LEAST_RUN_SECONDS))
         request = RunRequest(
             run_id=self._input.round_id,
             chat_key=self._input.chat.chat_key,
             container_key=self._input.chat.container_key,
+            fence=self._input.fence,
             code=code,
             methods=self._input.methods,
             dispatch=self._input.dispatch,
+            call_id=self._input.call_id or random_call_id,
+            seed=self._input.seed,
+            readings=readings,
+            program_id=self._input.program_id,
             is_forbidden=self._reveals_word,
             wall_seconds=wall_seconds,
             keep_bytes=self._limits.keep_variables_bytes if self._limits.keep_variables else 0,

@@ -11,8 +11,8 @@ the server that it stands for: it is bounded, and cannot forge the tags of a pro
 
 from __future__ import annotations
 
+import hashlib
 import re
-import secrets
 from functools import cache, lru_cache
 from typing import Final
 
@@ -25,6 +25,7 @@ __all__ = [
     "MOST_DOC_CHARS",
     "TAGS",
     "attribute",
+    "check_word_of",
     "clean",
     "cut_middle",
     "cut_text",
@@ -35,7 +36,7 @@ __all__ = [
     "method_line",
     "method_text",
     "neutralise",
-    "new_check_word",
+    "restore_check_word",
     "reveals_check_word",
     "summary",
 ]
@@ -229,10 +230,17 @@ def _handle(kind: str, name: str, rest: str = "") -> str | None:
 _CHECK_WORD_BYTES: Final = 9
 _CHECK_WORD: Final = re.compile(rf"\bcw-[0-9a-f]{{{2 * _CHECK_WORD_BYTES}}}\b", re.IGNORECASE)
 
+_HIDDEN: Final = "cw-[hidden]"
 
-def new_check_word() -> str:
-    """Return a fresh one-time word for one round's prompt."""
-    return "cw-" + secrets.token_hex(_CHECK_WORD_BYTES)
+
+def check_word_of(seed: str) -> str:
+    """Return the one-time word of a round's prompt: the same at each attempt, unknown to who has no seed.
+
+    Args:
+        seed: ``ProgramSecrets.check_word``.
+    """
+    digest = hashlib.blake2b(b"check word", key=bytes.fromhex(seed), digest_size=_CHECK_WORD_BYTES)
+    return f"cw-{digest.hexdigest()}"
 
 
 def reveals_check_word(check_word: str, text: str | bytes) -> bool:
@@ -248,4 +256,9 @@ def reveals_check_word(check_word: str, text: str | bytes) -> bool:
 
 def hide_check_words(text: str) -> str:
     """Return a text without one-time words, for records that others read while a round may still run."""
-    return _CHECK_WORD.sub("cw-[hidden]", text)
+    return _CHECK_WORD.sub(_HIDDEN, text)
+
+
+def restore_check_word(text: str, check_word: str) -> str:
+    """Return a text with a round's word where ``hide_check_words`` has hidden it, to send it again."""
+    return text.replace(_HIDDEN, check_word)

@@ -23,11 +23,13 @@ __all__ = [
     "answer_cut",
     "answer_without_program",
     "budget_used_up",
+    "diverged",
     "empty_answer",
     "error_repeated",
     "judge",
     "judge_reply",
     "last_round",
+    "not_undone",
     "nothing_to_do",
     "program_mixed",
     "program_open",
@@ -100,9 +102,11 @@ def judge(run: RunResult, *, wall_seconds: float, max_calls: int) -> Verdict:
     stop = run.stop_type
     if stop in (StopType.AGENT, StopType.MULTIMODAL_AGENT):
         return Verdict(stop_type=stop, reason="", wants_more=True)
-    if stop is StopType.APPROVAL:
-        # The decision requests the next round.
+    if stop in (StopType.APPROVAL, StopType.WAITING):
+        # What it waits for requests the next round.
         return Verdict(stop_type=stop, reason="", wants_more=False)
+    if stop is StopType.DIVERGED:
+        return Verdict(stop_type=stop, reason="", wants_more=True)  # ``diverged`` names what happened
     if run.calls > max_calls:
         return _calls_used_up(stop, max_calls)
     if stop is StopType.NORMAL:
@@ -116,6 +120,32 @@ def judge(run: RunResult, *, wall_seconds: float, max_calls: int) -> Verdict:
         reason = "The program was stopped because it broke a safety rule of this system. Do not try it again."
         return Verdict(stop_type=stop, reason=reason, wants_more=True)
     return Verdict(stop_type=StopType.ERROR, reason=_error_reason(run), wants_more=True)
+
+
+def diverged(calls: str) -> Verdict:
+    """Decide on a program that was run again and took another course.
+
+    Args:
+        calls: what its recorded calls did, for the model.
+    """
+    reason = (
+        "The program was run again, to go on where it had been; then it did not make the same calls as "
+        f"before, so it was stopped.{calls} Look at the chat before you repeat anything."
+    )
+    return Verdict(stop_type=StopType.DIVERGED, reason=reason, wants_more=True)
+
+
+def not_undone(why: str, calls: str) -> Verdict:
+    """Decide on a program that was not run again, as its files are not those that it began with.
+
+    Args:
+        calls: as in ``diverged``.
+    """
+    reason = (
+        "The host that ran the program went down, and the program could not be run again: "
+        f"{why}.{calls} Look at the chat and its files before you repeat anything."
+    )
+    return Verdict(stop_type=StopType.DIVERGED, reason=reason, wants_more=True)
 
 
 def word_revealed() -> Verdict:

@@ -61,8 +61,12 @@ class BackgroundLoop:
         """Run a coroutine on the loop and block the calling thread until it is done.
 
         Raises:
+            RuntimeError: the calling thread is that of the loop, which would wait for itself.
             StorageUnavailableError: it took longer than ``seconds``; the coroutine is cancelled.
         """
+        if self._thread is not None and asyncio._get_running_loop() is self._thread.loop:
+            work.close()
+            raise RuntimeError("code on the background loop awaits its work instead of blocking for it")
         future = self.submit(work)
         try:
             return future.result(seconds)

@@ -18,7 +18,7 @@ from nekro.plugins.entries import CommandEntry, MethodEntry, PluginEntry, Plugin
 from nekro.plugins.entry_registry import CommandNames, Named, Registry
 from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import StorageError
-from nekro_agent.methods import BUILT_IN_METHODS, BUILT_IN_PLUGIN, Lane, SandboxMethodType
+from nekro_agent.methods import BUILT_IN_METHODS, BUILT_IN_PLUGIN, WAIT_METHODS, Lane, SandboxMethodType
 from storage.caller_reads import lane_overrides, read_snapshots, read_workers, served_plugins
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BUILT_IN_TASKS",
+    "WAIT_TASKS",
     "CatalogueReader",
     "FleetCatalogue",
     "LaneOverrides",
@@ -211,6 +212,9 @@ def _commands(registry: Registry) -> Iterable[CommandEntry]:
 #: The methods by Celery task.
 BUILT_IN_TASKS: Final = {f"{BUILT_IN_PLUGIN}.{name}": method for name, method in BUILT_IN_METHODS.items()}
 
+#: Those whose callers wait without a process.
+WAIT_TASKS: Final = frozenset(f"{BUILT_IN_PLUGIN}.{name}" for name in WAIT_METHODS)
+
 
 def built_in_entry(task: str, *, in_round: bool) -> MethodEntry | None:
     """Return a built-in method for the code of a round, or for other code; None if no task has that name.
@@ -230,6 +234,7 @@ def built_in_entry(task: str, *, in_round: bool) -> MethodEntry | None:
         signature=method.signature,
         doc=method.doc,
         lane=Lane.METHODS,
+        once=task in WAIT_TASKS,
     )
 
 

@@ -19,13 +19,14 @@ from nekro.broker.broker_figures import lane_workers, merge_queues, read_brokers
 from nekro_agent.errors import NekroError
 from nekro_agent.shared_clock import shared_time
 from storage.engine import Database, follow_database_clock
+from storage.files.content_rows import Totals
 from storage.listings.series import OpenDeliveries, OpenWork
 from storage.states import BudgetScope
 
 __all__ = ["FLEET_METRICS", "FleetFigures"]
 
-#: Open work, deliveries, and used up budgets.
-_Figures = tuple[dict[str, OpenWork], OpenDeliveries, dict[BudgetScope, int]]
+#: Open work, deliveries, used up budgets, and files if they are in a store.
+_Figures = tuple[dict[str, OpenWork], OpenDeliveries, dict[BudgetScope, int], Totals | None]
 
 #: How long the answer is cached, since the question costs every worker a message.
 _WORKERS_SECONDS: Final = 15.0
@@ -59,6 +60,11 @@ FLEET_METRICS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Chats, users and keys whose budget of today is used up; scope day: the whole system.",
         ("scope",),
     ),
+    "nekro_file_areas": ("Directories of chats, sandboxes and plugins in the store of files.", ()),
+    "nekro_file_names": ("Files and directories in them.", ()),
+    "nekro_file_bytes": ("Bytes of the files in them; equal contents count each time.", ()),
+    "nekro_file_contents": ("Objects in the store of files.", ()),
+    "nekro_file_stored_bytes": ("Bytes of these objects, which also older versions of files need.", ()),
 }
 
 
@@ -101,13 +107,19 @@ class FleetFigures:
             if value is not None:
                 families[name].add_metric(labels, value)
 
-        work, deliveries, exhausted = self._read_database() or (None, None, {})
+        work, deliveries, exhausted, files = self._read_database() or (None, None, {}, None)
         add("nekro_up", work is not None, "database")
         if deliveries is not None:
             add("nekro_webhook_deliveries_waiting", deliveries.waiting)
             add("nekro_webhook_deliveries_dead", deliveries.dead)
             add("nekro_webhook_oldest_seconds", deliveries.oldest_seconds)
             add("nekro_webhook_overdue_seconds", deliveries.overdue_seconds)
+        if files is not None:
+            add("nekro_file_areas", files.areas)
+            add("nekro_file_names", files.names)
+            add("nekro_file_bytes", files.bytes)
+            add("nekro_file_contents", files.contents)
+            add("nekro_file_stored_bytes", files.stored_bytes)
         for scope, count in exhausted.items():
             add("nekro_budgets_exhausted", count, scope.value)
         oldest: dict[str, float] = {}
@@ -167,4 +179,5 @@ class FleetFigures:
                 exhausted = await count_exhausted(
                     transaction, self._settings.budgets, day=day_of(shared_time())
                 )
-                return work, await overview.deliveries(), exhausted
+                files = await transaction.contents.totals() if self._settings.files.in_store else None
+                return work, await overview.deliveries(), exhausted, files

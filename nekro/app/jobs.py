@@ -14,6 +14,7 @@ from loguru import logger
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from nekro.app.calls.detached import end_job, settle
+from nekro.app.calls.waits import job_ended
 from nekro.app.chats.events import record_job
 from nekro.app.chats.writer import append_message, request_round
 from nekro.wire.values import decode_arguments, encode_value, pickled_for
@@ -140,7 +141,7 @@ async def _ask(transaction: Transaction, publisher: EventPublisher, job_id: str,
     job = await transaction.jobs.request_cancel(job_id, reason=reason)
     if job.state.is_final:
         await transaction.job_signals.clear(job_id)
-        await record_job(transaction, publisher, EventType.JOB_ENDED, job)
+        await job_ended(transaction, publisher, job)
     return job
 
 

@@ -36,6 +36,8 @@ __all__ = [
     "RoundBudgets",
     "RoundMeter",
     "SummaryMeter",
+    "ask_admitted",
+    "chat_entry",
     "expected_use",
     "price_of",
 ]
@@ -109,9 +111,22 @@ class RoundBudgets:
             completion_tokens=orphan.completion_tokens or 0,
             cost=orphan.cost or 0.0,
         )
+        if not _was_asked(orphan):
+            entry, use = replace(entry, rounds=0), _no_use(use.group, orphan)
         entry = await with_plugin(transaction, entry, waking_call)
         totals = await transaction.spendings.settle_interrupted(entry, use)
         await self._spending.warn(transaction, totals, key, orphan.chat_key, turn_goes_on=False)
+
+
+def _no_use(group: str, round_: Round) -> ModelUse:
+    """Return the use of an attempt that asks no model, beside those of its round's model."""
+    return ModelUse(group=group, model=round_.model or "")
+
+
+def _was_asked(orphan: Round) -> bool:
+    """Whether the round's last attempt asked the model; else it ran the program of an earlier one again."""
+    started, answered = orphan.started_at, orphan.answered_at
+    return started is None or answered is None or started <= answered
 
 
 def round_entry(
@@ -183,6 +198,15 @@ class RoundMeter:
         await meter.admit()
         self._meter = meter
 
+    async def reserve_run(self, *, sandbox_seconds: float) -> None:
+        """See ``RoundBudget``."""
+        use = _no_use(self._group.name, self._claimed.round)
+        entry = round_entry(self._claimed, self._chat, sandbox_seconds=sandbox_seconds, use=use)
+        meter = self._spending.meter(replace(entry, rounds=0), key=self._key)
+        await meter.admit()
+        meter.add(use)
+        self._meter, self._ran_at = meter, time.monotonic()
+
     def spent(self, spent: ModelSpent) -> None:
         """See ``RoundBudget``."""
         if self._meter is not None:
@@ -234,6 +258,38 @@ def _stored_size(ended: Round) -> int:
     return ROW_BYTES + 2 * (texts + size_of(json.dumps(ended.calls or [])))
 
 
+def chat_entry(settings: Settings, request: LLMRequest, *, kind: str, prompt_tokens: int) -> NewSpending:
+    """Return the entry of a request that is on the account of its chat, and of no round.
+
+    Args:
+        request: names a chat and a model group.
+        kind: begins the id of the entry.
+        prompt_tokens: tokens of the request.
+    """
+    group = group_or_default(settings, request.group)
+    answer_tokens = settings.agent.answer_tokens
+    return NewSpending(
+        id=f"{kind}:{new_id()}",
+        day=day_of(shared_time()),
+        chat_key=request.chat_key,
+        use=expected_use(group, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens),
+    )
+
+
+async def ask_admitted(meter: Meter, client: LLMClient, request: LLMRequest) -> LLMAnswer:
+    """Send a request that its meter has admitted, and count it.
+
+    Raises:
+        LLMError: as from the client.
+    """
+    try:
+        answer = await client.complete(replace(request, on_spent=meter.spent))
+        meter.answered(answer)
+    finally:
+        await complete(meter.settle_alone())
+    return answer
+
+
 class SummaryMeter:
     """Counts requests for summaries; one instance per process."""
 
@@ -257,7 +313,7 @@ class SummaryMeter:
             LLMError: as from the client.
             StorageUnavailableError: the database does not answer; nothing was sent.
         """
-        entry = self._entry(request, prompt_tokens)
+        entry = chat_entry(self._settings, request, kind="summary", prompt_tokens=prompt_tokens)
         is_known = self._is_refused(entry)
         meter = self._spending.meter(entry)
         try:
@@ -267,28 +323,13 @@ class SummaryMeter:
                 self._refused.add(request.chat_key)
                 logger.bind(chat_key=request.chat_key, error=str(exc)).warning("summary_over_budget")
             raise
-        try:
-            answer = await client.complete(replace(request, on_spent=meter.spent))
-            meter.answered(answer)
-        finally:
-            await complete(meter.settle_alone())
-        return answer
+        return await ask_admitted(meter, client, request)
 
     def _is_refused(self, entry: NewSpending) -> bool:
         if self._refused_on != entry.day:
             self._refused_on = entry.day
             self._refused.clear()
         return entry.chat_key in self._refused
-
-    def _entry(self, request: LLMRequest, prompt_tokens: int) -> NewSpending:
-        group = group_or_default(self._settings, request.group)
-        answer_tokens = self._settings.agent.answer_tokens
-        return NewSpending(
-            id=f"summary:{new_id()}",
-            day=day_of(shared_time()),
-            chat_key=request.chat_key,
-            use=expected_use(group, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens),
-        )
 
 
 class PluginModels:

@@ -12,7 +12,8 @@ import inspect
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final, Self
 
@@ -30,7 +31,9 @@ from nekro.base.shared_property import shared_property
 from nekro.broker.calls import MethodCaller
 from nekro.plugins.entry_registry import Registry
 from nekro.plugins.lanes import LaneChooser, declare_pinned
-from nekro.wire.invocation import Signer
+from nekro.wire.invocation import Signer, new_id
+from nekro.wire.seals import ProgramSecrets, hash_seed
+from nekro_agent import layout
 from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS
 from nekro_agent.errors import RuntimeNotBoundError, StorageError
 from nekro_agent.ports import ChatInfo
@@ -42,23 +45,28 @@ if TYPE_CHECKING:
     from nekro.agent.room import ModelContexts
     from nekro.app.approvals.decisions import ApprovalDecisions
     from nekro.app.approvals.requests import ApprovalRequests, ApprovalSeal
+    from nekro.app.areas.synced import SyncedAreas
     from nekro.app.background import BackgroundLoop
     from nekro.app.calls.detached import CallDetacher
     from nekro.app.calls.fleet_calls import CommandSender, FleetHooks, MessageHooks, PluginTasks
+    from nekro.app.calls.waits import ProgramWaits
     from nekro.app.chats.files import ChatFiles
     from nekro.app.chats.publisher import EventPublisher
     from nekro.app.leases import LeaseKeeper
+    from nekro.app.rounds.continuations import Continuations
     from nekro.app.rounds.endings import RoundEndings
     from nekro.app.rounds.intake import MessageIntake
     from nekro.app.rounds.runs import CodeRuns, RemoteRuns
     from nekro.app.rounds.stop import RoundStopper
     from nekro.app.rounds.summaries import ChatSummaries
+    from nekro.app.rounds.turn_replays import TurnReplayer
     from nekro.app.spending import Spending
     from nekro.base.redaction import Redactor
     from nekro.plugins.entries import MethodEntry, PluginEntry
     from nekro.sandbox.manager import SandboxManager
     from nekro_agent.schemas.agent_ctx import AgentCtx
-    from storage.files import DataAreas, UploadAreas
+    from storage.files.areas import DataAreas, UploadAreas
+    from storage.files.host_files import HostFiles
     from storage.repositories.rounds import Round
     from storage.transaction import Transaction
 
@@ -88,6 +96,8 @@ class Services:
         """
         self.settings = settings
         self.role = role
+        #: Returns what becomes of the directory of a plugin, in a worker where hosts share no disk.
+        self.directory_policy_of: Callable[[str], str] = lambda _: ""
         self.database = database
         #: Name of this process in rows and logs: role, host and process id.
         self.node = f"{role}@{socket.gethostname()}:{os.getpid()}"
@@ -163,6 +173,7 @@ class Services:
             "sandboxes": 3 * step,
             "caller": step,
             "remote hooks": step,
+            "areas": 3 * step,
             "background loop": 3 * step,
             "announcer": step,
             "publisher": step,
@@ -260,6 +271,8 @@ class Services:
             refresh=self.refresh,
             detacher=lambda: self.detacher,
             approvals=lambda: self.approval_requests,
+            waits=lambda: self.waits,
+            secrets=ProgramSecrets(resolve_signing_key(self.settings)),
         )
 
     @shared_property
@@ -331,24 +344,57 @@ class Services:
     @shared_property
     def upload_areas(self) -> UploadAreas:
         """Names of the chats' upload directories."""
-        from storage.files import UploadAreas
+        from storage.files.areas import UploadAreas
 
         areas = UploadAreas(self.settings.database, self.settings.data_dir, key=self.signing_key)
         self.closers["upload areas"] = areas.dispose
         return areas
 
     @shared_property
-    def areas(self) -> DataAreas:
+    def areas(self) -> DataAreas | SyncedAreas:
         """Directories of chats, sandboxes and plugins."""
-        from storage.files import DataAreas
+        from storage.files.areas import DataAreas
 
-        return DataAreas(self.settings.data_dir, uploads=self.upload_areas)
+        areas = DataAreas(self.settings.data_dir, uploads=self.upload_areas)
+        if not self.settings.files.in_store:
+            return areas
+        from nekro.app.areas.synced import SyncedAreas
+
+        synced = SyncedAreas(
+            areas, self.files, self.background, self.settings, policy_of=self.directory_policy_of
+        )
+        self.closers["areas"] = synced.close
+        return synced
+
+    @shared_property
+    def files(self) -> HostFiles:
+        """The areas that this host has of a store; use them on the loop of ``background``.
+
+        Raises:
+            SettingsError: ``NEKRO_FILES__URL`` names no store.
+        """
+        from storage.files.host_files import HostFiles
+        from storage.files.stores.opening import open_store
+
+        return HostFiles(
+            self.database,
+            open_store(self.settings.files.url),
+            root=layout.files_dir(self.settings.data_dir),
+            cache_bytes=self.settings.files.cache_bytes,
+        )
 
     def files_of(self, chat: ChatInfo) -> ChatFiles:
         """Return the files of a chat; its methods block."""
-        from nekro.app.chats.files import ChatFiles
+        from storage.files.areas import DataAreas
 
-        return ChatFiles(self.settings, self.areas, chat)
+        areas = self.areas
+        if isinstance(areas, DataAreas):
+            from nekro.app.chats.live_files import LiveFiles
+
+            return LiveFiles(self.settings, areas, chat)
+        from nekro.app.chats.stored_files import StoredFiles
+
+        return StoredFiles(areas, self.database, chat)
 
     @shared_property
     def publisher(self) -> EventPublisher:
@@ -417,6 +463,19 @@ class Services:
             seal=self.approval_seal,
             find_method=self.find_method,
             lane_seconds=partial(lane_seconds, self.settings.workers),
+        )
+
+    @shared_property
+    def waits(self) -> ProgramWaits:
+        """Begins and ends waits of programs."""
+        from nekro.app.calls.waits import ProgramWaits
+
+        settings = self.settings
+        return ProgramWaits(
+            self.database,
+            self.publisher,
+            # The wait is deleted with the round that began the program.
+            most_seconds=min(settings.agent.park_seconds, settings.retention.rounds_days * 86400),
         )
 
     @shared_property
@@ -512,13 +571,71 @@ class Services:
             # Imported here because it takes a tenth of a worker's memory and few workers run code.
             from nekro.sandbox.manager import SandboxManager
 
+            settings, fleet_layers = self.settings.sandbox, None
+            if self.settings.files.in_store:
+                from nekro.app.rounds.stored_layers import StoredLayers
+
+                # The sweep of the fleet empties idle areas (`storage.files.expiry`).
+                settings = settings.model_copy(update={"shared_idle_seconds": 0})
+                fleet_layers = partial(StoredLayers, self.database, self.files, self.background)
             manager = SandboxManager(
-                self.settings.sandbox, self.areas, packages_dir=self.settings.data_dir / "layers"
+                settings,
+                self.areas,
+                packages_dir=self.settings.data_dir / "layers",
+                fleet_layers=fleet_layers,
+                hash_seed=hash_seed(resolve_signing_key(self.settings)),
             )
             await manager.start()
             self._sandboxes = manager
             self.closers["sandboxes"] = manager.close
         return self._sandboxes
+
+    @shared_property
+    def continuations(self) -> Continuations:
+        """Prepares turns that go on in new chats; may raise as ``caller`` does."""
+        from nekro.app.rounds.continuations import Continuations
+
+        return Continuations(
+            self.database,
+            self.dispatcher.secrets,
+            self.dispatcher.results,
+            journal_bytes=self.settings.agent.journal_bytes,
+        )
+
+    @asynccontextmanager
+    async def replayer(self) -> AsyncIterator[TurnReplayer]:
+        """Return what replays turns, with sandboxes and files of its own for a block.
+
+        Raises:
+            SandboxUnavailableError: this host has no isolation that satisfies the settings.
+        """
+        from nekro.app.rounds.replays import open_replayer
+        from nekro.app.rounds.turn_replays import TurnReplayer
+
+        key = resolve_signing_key(self.settings)
+        programs = open_replayer(
+            self.settings.sandbox,
+            directory=self.settings.data_dir / "replays" / new_id(),
+            packages_dir=self.settings.data_dir / "layers",
+            hash_seed=hash_seed(key),
+        )
+        async with programs as replayer:
+            yield TurnReplayer(
+                self.database,
+                replayer,
+                ProgramSecrets(key),
+                self.settings,
+                hash_seed=hash_seed(key),
+                redact=lambda text: self.redactor(text),
+                spending=lambda: self.spending,
+                registry=self._fleet_registry,
+            )
+
+    async def _fleet_registry(self) -> Registry:
+        """Return the methods that the fleet serves."""
+        if not self.is_worker:
+            await self.read_catalogue()
+        return self.registry
 
     @shared_property
     def runs(self) -> CodeRuns:

@@ -19,12 +19,14 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
+from nekro.base.tasks import log_errors
 from nekro_agent.durations import POLL_SECONDS
 
 __all__ = [
     "ForkWatch",
     "adopt_orphans",
     "flush_streams",
+    "run_in_fork",
     "show_command_line",
     "thread_count",
     "wait_until_orphaned",
@@ -125,6 +127,21 @@ def flush_streams() -> None:
     """Write what is buffered, which each fork would write too."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+
+
+def run_in_fork(work: Callable[[], None]) -> bool:
+    """Run work whose threads and connections this process must not have; returns whether it succeeded."""
+    flush_streams()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with log_errors("work_of_fork_failed"):
+                work()
+                code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1] == 0
 
 
 def show_command_line(words: Sequence[str]) -> None:

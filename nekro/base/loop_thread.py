@@ -78,6 +78,7 @@ def run_to_end(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def this_task() -> asyncio.Task[Any]:
+    """Return the task of the calling coroutine."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - called from a coroutine
     return task

@@ -128,6 +128,7 @@ class Metrics:
         )
         self.sandbox_runs = counter("nekro_sandbox_runs_total", "Runs of code by stop type.", ["stop_type"])
         self._add_gen_ai(histogram)
+        self._add_files(counter, gauge)
         self.http_requests = counter(
             "nekro_http_requests_total",
             "Requests that a gateway answered, by pattern of the route.",
@@ -168,6 +169,32 @@ class Metrics:
             "Attempts of this gateway to deliver an event to a webhook's URL; outcome: sent, failed (it will "
             "be repeated), dead (it will not).",
             ["outcome"],
+        )
+
+    def _add_files(self, counter: Any, gauge: Any) -> None:
+        """Add the metrics of files in a store."""
+        self.files_stored_bytes = counter(
+            "nekro_files_stored_bytes_total", "Bytes that this process has put into the store of files."
+        )
+        self.files_fetched_bytes = counter(
+            "nekro_files_fetched_bytes_total", "Bytes that this process has read from the store of files."
+        )
+        self.files_cache_reads = counter(
+            "nekro_files_cache_reads_total",
+            "Contents of files that were needed; result: hit (this host had them) or miss.",
+            ["result"],
+        )
+        self.files_cache_bytes = gauge(
+            "nekro_files_cache_bytes", "Bytes of the cache of files of this host when it was last measured."
+        )
+        self.files_damaged = counter(
+            "nekro_files_damaged_total", "Contents that the store lacked or had altered when they were read."
+        )
+        self.files_collected = counter(
+            "nekro_files_collected_total",
+            "What this worker deleted from the store because no file has it; kind: contents, objects (those "
+            "without a row) or bytes (of contents).",
+            ["kind"],
         )
 
     def _add_gen_ai(self, histogram: Any) -> None:

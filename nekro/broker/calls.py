@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -27,6 +27,7 @@ from nekro.broker.delivery.fair_queue import owners_of
 from nekro.broker.delivery.messages import CallMessage
 from nekro.broker.failures import failure_from_record
 from nekro.broker.fairness import LARGE_CHARS, ChatPace, ChatShares
+from nekro.broker.program_calls import Marked, ProgramCall
 from nekro.broker.publishing import PublishUnknownError, unavailable
 from nekro.broker.redis.losses import Place
 from nekro.broker.tracing import span, trace_headers
@@ -56,7 +57,7 @@ from nekro_agent.methods import Lane
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["CallFate", "CallLedger", "MethodCaller", "RecordUnknownError"]
+__all__ = ["CallFate", "CallLedger", "MethodCaller", "RecordUnknownError", "envelope_of"]
 
 #: Result keys read with one command.
 REREAD_KEYS: Final = 100
@@ -94,8 +95,11 @@ class CallLedger(Protocol):
         """Whether calls of this kind are recorded."""
         ...
 
-    async def record(self, message: CallMessage) -> None:
+    async def record(self, message: CallMessage, *, note: str = "") -> None:
         """Record a call before it is published.
+
+        Args:
+            note: see ``nekro.broker.program_calls``.
 
         Raises:
             StorageUnavailableError: the database does not answer; the call is not recorded.
@@ -137,6 +141,8 @@ class _Pending:
     server: int = 0
     #: Whether its caller waits for the answer in this process.
     is_awaited: bool = True
+    #: The call in its program; None: it is of no program that may be run again.
+    program: ProgramCall | None = None
     #: Headers that continue the trace in the worker, also when the message is sent again.
     trace: Mapping[str, str] = field(default_factory=dict)
 
@@ -192,6 +198,8 @@ class MethodCaller:
         self._reads: set[asyncio.Task[None]] = set()
         self._revocations: set[asyncio.Task[None]] = set()
         self._leaves_calls = False
+        #: Chats whose calls run on without a waiter.
+        self._left_chats: set[str] = set()
 
     async def start(self) -> None:
         """Start listening for results. Redis need not be reachable yet; the tasks retry."""
@@ -216,6 +224,15 @@ class MethodCaller:
     def leave_calls(self) -> None:
         """From now on, let calls run whose wait is cancelled: the same call, made again, finds the effect."""
         self._leaves_calls = True
+
+    @contextlib.contextmanager
+    def leaving(self, chat_key: str) -> Iterator[None]:
+        """Let the calls of a chat run whose wait is cancelled in the block, as ``leave_calls`` does."""
+        self._left_chats.add(chat_key)
+        try:
+            yield
+        finally:
+            self._left_chats.discard(chat_key)
 
     async def close(self) -> None:
         """Stop listening, and cancel every waiting call."""
@@ -275,6 +292,7 @@ class MethodCaller:
         lane: Lane | str,
         seconds: float = 0,
         leave: Callable[[], Awaitable[bool]] | None = None,
+        program: ProgramCall | None = None,
     ) -> Envelope | None:
         """Run a method as ``call`` does, but with a limited wait; None: the call continues without a waiter.
 
@@ -283,6 +301,7 @@ class MethodCaller:
             leave: called when that time is over; returns whether to stop waiting. It is called again, and
                 the answer awaited meanwhile, if it raises StorageUnavailableError. None: the wait has no
                 other limit than the deadline.
+            program: the call in its program; if that has made it before, it is not sent again.
 
         Raises:
             The errors of ``call``, and others of ``leave``.
@@ -296,7 +315,7 @@ class MethodCaller:
         remaining = invocation.remaining_seconds()
         if remaining <= 0:
             raise CallTimeoutError(f"{invocation.method}: the deadline of call {call_id} has passed")
-        pending = _Pending(message=self._message(invocation, queue), since=time.monotonic())
+        pending = _Pending(message=self._message(invocation, queue), since=time.monotonic(), program=program)
         self._pending[call_id] = pending
         limit = self._limits.of(remaining)
         try:
@@ -321,14 +340,14 @@ class MethodCaller:
                 ) from exc
             answer = _returned(outcome)
         except asyncio.CancelledError:
-            if not self._leaves_calls:
+            if not (self._leaves_calls or invocation.chat_key in self._left_chats):
                 # ``wait`` leaves the revocation running when this task is cancelled again.
                 await asyncio.wait({self._revoke_soon(call_id)})
             raise
         finally:
             if self._pending.get(call_id) is pending:  # no answer came
                 del self._pending[call_id]
-        return _envelope(invocation, answer)
+        return envelope_of(answer, invocation.call_id)
 
     async def _keep_pace(self, invocation: Invocation) -> None:
         """Space out a chat's long messages, because workers verify and parse them on their event loop."""
@@ -356,8 +375,13 @@ class MethodCaller:
             return pending.record is not None
         return True
 
-    async def send(self, invocation: Invocation, *, lane: Lane | str) -> None:
+    async def send(
+        self, invocation: Invocation, *, lane: Lane | str, program: ProgramCall | None = None
+    ) -> None:
         """Publish a call without waiting for its result.
+
+        Args:
+            program: as in ``call_or_detach``.
 
         Raises:
             OverloadedError: the queue is full; the call will not run.
@@ -369,7 +393,7 @@ class MethodCaller:
             raise RuntimeError("MethodCaller.send before start or after close")
         queue = _queue_of(lane)
         message = CallMessage.of(invocation, signer=self._signer, lane=queue, reply_to=None)
-        pending = _Pending(message=message, since=time.monotonic(), is_awaited=False)
+        pending = _Pending(message=message, since=time.monotonic(), is_awaited=False, program=program)
         with span("publish", {"lane": queue, "call_id": invocation.call_id}, kind="producer"):
             try:
                 with self._limits.of(max(invocation.remaining_seconds(), 0)) as limit:
@@ -378,6 +402,44 @@ class MethodCaller:
                 if not limit.is_over:
                     raise
                 raise _in_doubt(invocation) from exc
+
+    async def marks(self, chat_key: str, program_id: str) -> dict[str, Marked]:
+        """Return the marks of the calls that a program has sent, by call id.
+
+        Raises:
+            BrokerUnavailableError: the broker does not answer.
+        """
+        if self._servers is None:
+            raise RuntimeError("MethodCaller.marks before start or after close")
+        try:
+            return await self._servers.marks(chat_key, program_id)
+        except (redis.RedisError, OSError) as exc:
+            raise unavailable(self._settings.broker.url, exc) from exc
+
+    async def results(self, chat_key: str, call_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Return the stored results of calls of a chat by call id; those that are not stored are left out.
+
+        Raises:
+            BrokerUnavailableError: Redis does not answer.
+        """
+        if self._servers is None:
+            raise RuntimeError("MethodCaller.results before start or after close")
+        found: dict[str, dict[str, Any]] = {}
+        try:
+            for number in self._servers.with_results:
+                for start in range(0, len(call_ids), REREAD_KEYS):
+                    ids = call_ids[start : start + REREAD_KEYS]
+                    keys = [self._keys.result(call_id) for call_id in ids]
+                    raws = await self._servers.read(number, keys)
+                    found |= {one: plain_json.load(raw) for one, raw in zip(ids, raws, strict=True) if raw}
+        except (redis.RedisError, OSError) as exc:
+            raise unavailable(self._settings.broker.url, exc) from exc
+        return {one: record for one, record in found.items() if record.get("status") in _READY}
+
+    def forget(self, chat_key: str, program_id: str) -> None:
+        """Delete the marks of a program that is not run again."""
+        if self._servers is not None:
+            self._servers.forget(chat_key, program_id)
 
     async def revoke(self, call_id: str) -> None:
         """Make all workers, including those that start later, drop a call or stop it.
@@ -410,7 +472,8 @@ class MethodCaller:
         pending.is_recorded = ledger is not None and ledger.records(pending.message)
         try:
             if ledger is not None and pending.is_recorded:
-                await ledger.record(pending.message)
+                note = "" if pending.program is None else pending.program.note
+                await ledger.record(pending.message, note=note)
             await self._put(pending)
         except (BrokerError, RecordUnknownError) as exc:
             await self._settle_unsent(pending, exc)
@@ -420,13 +483,17 @@ class MethodCaller:
         task, invocation = pending.message.sealed(self._seal), pending.message.invocation
         task.headers.update(pending.trace)
         # The claim makes a second copy of a recorded call harmless.
-        pending.server, pending.place = await self._servers.send(
+        pending.server, sent = await self._servers.send(
             task,
             chat_key=invocation.chat_key,
             queue=pending.message.lane,
             may_repeat=pending.is_recorded,
             owners=owners_of(invocation.method, invocation.chat_key),
+            program=pending.program,
         )
+        pending.place = sent.place
+        if sent.is_repeated:  # its result, which may be there, was announced to an earlier caller
+            self._read_soon(pending.server, [invocation.call_id])
 
     async def _settle_unsent(self, pending: _Pending, error: NekroError) -> None:
         """Raise ``error`` if the call will not run; return if its answer has arrived or will arrive."""
@@ -669,18 +736,25 @@ def _in_doubt(invocation: Invocation) -> OutcomeUnknownError:
     )
 
 
-def _envelope(invocation: Invocation, record: Mapping[str, Any]) -> Envelope:
+def envelope_of(record: Mapping[str, Any], call_id: str | None = None) -> Envelope:
+    """Return what a call returned, from the result that a worker stored.
+
+    Args:
+        call_id: the call that it must be of; None: the one that it names.
+
+    Raises:
+        MessageRefusedError: it is no result of this call.
+        NekroError: the error of a call that failed.
+    """
     if record["status"] != _SUCCESS:
         raise failure_from_record(record)
-    answer = record.get("result")
+    call_id, answer = call_id or str(record.get("task_id")), record.get("result")
     if isinstance(answer, dict) and "version" in answer:
-        refuse_version(answer, what=f"answer to call {invocation.call_id}")
+        refuse_version(answer, what=f"answer to call {call_id}")
     try:
         envelope = Envelope.model_validate(answer)
     except ValidationError as exc:
-        raise MessageRefusedError(
-            f"call {invocation.call_id}: the worker returned an invalid envelope"
-        ) from exc
-    if envelope.call_id != invocation.call_id:
-        raise MessageRefusedError(f"call {invocation.call_id}: the answer belongs to {envelope.call_id}")
+        raise MessageRefusedError(f"call {call_id}: the worker returned an invalid envelope") from exc
+    if envelope.call_id != call_id:
+        raise MessageRefusedError(f"call {call_id}: the answer belongs to {envelope.call_id}")
     return envelope

@@ -64,10 +64,10 @@ def send_job(app: NekroApp, job_id: str, chat_key: str) -> None:
         server.amqp.send_task_message(producer, JOB_TASK, message, queue=sending_queue(server, lane))
 
 
-def count_of_lane(app: NekroApp, lane: Lane) -> int:
+def count_of_lane(app: NekroApp, lane: str) -> int:
     """Return how many messages wait in the queue of a lane on one server."""
     with app.producer_or_acquire() as producer:
-        return count_waiting(sending_queue(app, lane.value), producer.channel)
+        return count_waiting(sending_queue(app, lane), producer.channel)
 
 
 def send_call(app: NekroApp, message: CallMessage) -> None:

@@ -25,6 +25,7 @@ from broker_config.urls import is_redis, without_password
 from nekro.base.deadlines import TimeLimits
 from nekro.broker.delivery.fair_queue import FAIR_PUT
 from nekro.broker.delivery.offers import HAND
+from nekro.broker.program_calls import MARKED, MARKS_SECONDS, ProgramCall, Sent
 from nekro.broker.redis.link import RedisLink, Script
 from nekro.broker.redis.losses import EPOCH, LOOK, Epoch, Place
 from nekro.broker.redis.subscription import MAX_PUBLISHED_BYTES
@@ -51,25 +52,31 @@ __all__ = [
 
 #: Adds a message to a queue that is not full, or delivers it directly to an idle worker, and numbers it.
 #: Behind another message it waits for the turn of its plugin and chat (``FAIR_PUT``), if workers take those.
+#: A call of a program that has a mark (``nekro.broker.program_calls``) is not added again.
 #: KEYS: queue (list), epoch (hash, see ``nekro.broker.redis.losses``), offers (sorted set), seen (hash, see
-#: ``nekro.broker.delivery.transport``). ARGV: message, maximum queue length (0: no limit), unique id, maximum
-#: length of a direct delivery (0: none), plugin, chat, lease of a delivery in seconds, run id of the server.
-#: Returns {name of the epoch, number of the message}, or nil when the queue is full.
-PUSH: Final = Script(f"""{HAND}{EPOCH}{FAIR_PUT}
+#: ``nekro.broker.delivery.transport``), marks of the program (hash). ARGV: message, maximum queue
+#: length (0: no limit), unique id, maximum length of a direct delivery (0: none), plugin, chat, lease of a
+#: delivery in seconds, call id or "", note, lifetime of marks in seconds, run id of the server.
+#: Returns {name of the epoch, number of the message}, with a third element if the call had a mark, or nil
+#: when the queue is full.
+PUSH: Final = Script(f"""{HAND}{EPOCH}{FAIR_PUT}{MARKED}
 local function are_fair(seen, lease)
     local at = redis.call('HGET', seen, 'fair')
     return at and redis.call('TIME')[1] - at < lease
 end
+local earlier = marked(KEYS[5], ARGV[8])
+if earlier then return earlier end
 local most, waiting = tonumber(ARGV[2]), redis.call('LLEN', KEYS[1])
 local behind = waiting > 0 and tonumber(redis.call('GET', KEYS[1] .. ':fair_length') or 0) or 0
 if most > 0 and waiting + behind >= most then return nil end
-local word = epoch(KEYS[2], ARGV[8], ARGV[3])[1]
+local word = epoch(KEYS[2], ARGV[11], ARGV[3])[1]
 local number = redis.call('HINCRBY', KEYS[2], 'last', 1)
 if waiting > 0 and are_fair(KEYS[4], tonumber(ARGV[7])) then
     fair_put(KEYS[1], ARGV[5], ARGV[6], ARGV[1])
 elseif waiting > 0 or #ARGV[1] > tonumber(ARGV[4]) or not hand(KEYS[3], ARGV[3], ARGV[1]) then
     redis.call('LPUSH', KEYS[1], ARGV[1])
 end
+mark(KEYS[5], ARGV[8], word, number, ARGV[9], ARGV[10])
 return {{word, number}}
 """)
 
@@ -114,12 +121,23 @@ class NotServedError(BrokerUnavailableError):
 class Publisher(Protocol):
     """Publishes messages of Celery's protocol 2, as ``nekro.broker.delivery.messages`` builds them."""
 
+    #: The connection to the Redis that keeps the marks of programs with the messages; None: the broker keeps
+    #: none.
+    marks: RedisLink | None
+
     async def send(
-        self, message: Any, *, queue: str, may_repeat: bool, owners: tuple[str, str] = _NOBODY
-    ) -> Place | None:
-        """Add a message to a queue; returns its place, or None for durable brokers.
+        self,
+        message: Any,
+        *,
+        queue: str,
+        may_repeat: bool,
+        owners: tuple[str, str] = _NOBODY,
+        program: ProgramCall | None = None,
+    ) -> Sent:
+        """Add a message to a queue; durable brokers do not tell its place.
 
         Args:
+            program: the call is marked, unless the broker keeps no marks; None: it is of no program.
             owners: plugin and chat between which turns change (``fair_queue.owners_of``).
             may_repeat: whether a duplicate is harmless. If it is not, the message is not sent again
                 after the connection broke before the broker's reply.
@@ -198,15 +216,34 @@ class PipelinePublisher:
         self._lease_seconds = settings.visibility_timeout_seconds
         self._keys = Keys(prefix=settings.key_prefix)
         self._link = RedisLink(settings, settings.url)
+        self.marks: RedisLink | None = self._link
         self._limits = TimeLimits()
 
     async def send(
-        self, message: Any, *, queue: str, may_repeat: bool, owners: tuple[str, str] = _NOBODY
-    ) -> Place | None:
+        self,
+        message: Any,
+        *,
+        queue: str,
+        may_repeat: bool,
+        owners: tuple[str, str] = _NOBODY,
+        program: ProgramCall | None = None,
+    ) -> Sent:
         """Add a message to a queue; see ``Publisher``."""
         key, payload = f"{self._prefix}{queue}", encode_message(message, queue=queue)
-        keys = (key, self._keys.epoch, self._keys.offers(queue), self._keys.seen(queue))
-        values = (payload, self._longest, next(_unique), MAX_PUBLISHED_BYTES, *owners, self._lease_seconds)
+        # Redis checks the permission for each key, also one that the script does not use.
+        marks = self._keys.program("" if program is None else program.program_id)
+        keys = (key, self._keys.epoch, self._keys.offers(queue), self._keys.seen(queue), marks)
+        mark = ("", "") if program is None else (program.call_id, program.note)
+        values = (
+            payload,
+            self._longest,
+            next(_unique),
+            MAX_PUBLISHED_BYTES,
+            *owners,
+            self._lease_seconds,
+            *mark,
+            MARKS_SECONDS,
+        )
         reply = await self._bounded(
             lambda: self._link.run(self._push, keys, *values, ends_with_run_id=True), may_repeat=may_repeat
         )
@@ -214,8 +251,8 @@ class PipelinePublisher:
             raise _full(queue, self._longest)
         if reply == 0:
             raise NotServedError(f"no worker serves {queue} on broker {without_password(self._url)}")
-        word, number = reply
-        return Place(word.decode(), number)
+        word, number, *repeated = reply
+        return Sent(Place(word.decode(), number), bool(repeated))
 
     async def epoch(self) -> Epoch | None:
         """Return the epoch of Redis; see ``Publisher``."""
@@ -361,10 +398,17 @@ class KombuPublisher:
         self._connection: Any = None
         self._producer: Any = None
         self._rooms: dict[str, _Room] = {}
+        self.marks: RedisLink | None = None
 
     async def send(
-        self, message: Any, *, queue: str, may_repeat: bool, owners: tuple[str, str] = _NOBODY
-    ) -> Place | None:
+        self,
+        message: Any,
+        *,
+        queue: str,
+        may_repeat: bool,
+        owners: tuple[str, str] = _NOBODY,
+        program: ProgramCall | None = None,
+    ) -> Sent:
         """Add a message to a queue; see ``Publisher``. kombu repeats by its policy what may be repeated."""
         from kombu.exceptions import OperationalError
 
@@ -379,7 +423,7 @@ class KombuPublisher:
         finally:  # also if the caller is cancelled
             ticket.give_up()
             sending.add_done_callback(_consume_exception)
-        return None
+        return Sent(None)
 
     async def epoch(self) -> Epoch | None:
         """Return None: losses of the broker are not detected."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nekro_client import AsyncClient
     from nekro_client.models import Event
     from storage.engine import Database
-    from storage.files import DataAreas, UploadAreas
+    from storage.files.areas import DataAreas, UploadAreas
 
 __all__ = ["LocalServices", "follow_shared_time", "local_api", "open_database", "refusals"]
 
@@ -78,9 +78,11 @@ class LocalServices:
 
     def files_of(self, chat: ChatInfo) -> ChatFiles:
         """Return the files of a chat; its methods block."""
-        from nekro.app.chats.files import ChatFiles
+        if self.settings.files.in_store:
+            return self._services.files_of(chat)
+        from nekro.app.chats.live_files import LiveFiles
 
-        return ChatFiles(self.settings, self._areas, chat)
+        return LiveFiles(self.settings, self._areas, chat)
 
     async def chat(self, chat_key: str) -> ChatInfo:
         """Return a chat's row, created if it is new."""
@@ -97,13 +99,13 @@ class LocalServices:
 
     @shared_property
     def _areas(self) -> DataAreas:
-        from storage.files import DataAreas
+        from storage.files.areas import DataAreas
 
         return DataAreas(self.settings.data_dir, uploads=self._upload_areas)
 
     @shared_property
     def _upload_areas(self) -> UploadAreas:
-        from storage.files import UploadAreas
+        from storage.files.areas import UploadAreas
 
         return UploadAreas(self.settings.database, self.settings.data_dir, key=self._signing_key)
 

@@ -87,10 +87,10 @@ async def download_file(actor: Actor, chat_key: str, file_id: str, target: Path 
 
     with ExitStack() as opened:
         ref = actor.services.file_ids.read(chat_key, file_id)
-        source, _, head = await open_file(actor.services, chat_key, ref, opened)
+        source, head = await open_file(actor.services, chat_key, ref, opened)
         if isinstance(target, (Path, str)):
-            return await asyncio.to_thread(_copy_to, source, head, target)
-        return await asyncio.to_thread(_copy, source, head, target)
+            return await asyncio.to_thread(_copy_to, source.file, head, target)
+        return await asyncio.to_thread(_copy, source.file, head, target)
 
 
 def _copy_to(source: BinaryIO, head: bytes, path: Path | str) -> int:

@@ -111,6 +111,8 @@ _COMMANDS: Final = (
     CliCommand(name="history", summary="show the messages and the rounds of a chat"),
     CliCommand(name="tail", summary="show the events of a chat as they happen"),
     CliCommand(name="trace", summary="show one turn: rounds, model, code, calls, output"),
+    CliCommand(name="replay", summary="run the programs of a turn again, or ask another model; save a case"),
+    CliCommand(name="eval", summary="run saved cases, and show where their programs differ"),
     CliCommand(name="cancel", summary="stop what the agent is doing in a chat"),
     CliCommand(name="reset", summary="reset a chat: start a new history, run the plugins' reset hooks"),
     CliCommand(
@@ -118,7 +120,7 @@ _COMMANDS: Final = (
         summary="list, watch and cancel background jobs, downloads and detached calls",
     ),
     CliCommand(name="approvals", summary="list calls that wait for approval, and decide on them"),
-    CliCommand(name="files", summary="list, get and put the files of a chat"),
+    CliCommand(name="files", summary="list, get and put the files of a chat; check the store of files"),
     CliCommand(name="timers", summary="list, pause, resume and delete timers"),
     CliCommand(name="methods", summary="list the methods that code may call"),
     CliCommand(name="plugins", summary="list plugins and their errors; create a new one; purge data"),
@@ -137,7 +139,7 @@ _COMMANDS: Final = (
 #: All commands, in the order of the help.
 COMMANDS: Final = _with_extensions(_COMMANDS)
 #: Commands that need no system.
-ANYWHERE: Final = frozenset({"completion"})
+ANYWHERE: Final = frozenset({"completion", "eval"})
 #: Commands that ask the API (``nekro.cli.api``), here or over a gateway.
 OVER_API: Final = frozenset(
     {

@@ -6,13 +6,16 @@ import keyword
 import re
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from broker_config.settings import Settings
 from nekro_agent import layout
 from nekro_agent.errors import UsageError
+
+if TYPE_CHECKING:
+    from storage.engine import Database
 
 __all__ = [
     "PluginData",
@@ -133,9 +136,13 @@ class PluginData:
     config: Path
     #: Files below ``directory``.
     files: int
+    #: What the store has, where hosts share no disk: paths by area.
+    stored: dict[str, list[str]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.values or self.files or _lies_at(self.directory) or _lies_at(self.config))
+        return bool(
+            self.values or self.files or self.stored or _lies_at(self.directory) or _lies_at(self.config)
+        )
 
     def __str__(self) -> str:
         parts = [f"{self.values} stored values"]
@@ -143,6 +150,8 @@ class PluginData:
             parts.append(f"{self.directory} ({self.files} files)")
         if _lies_at(self.config):
             parts.append(str(self.config))
+        if self.stored:
+            parts.append(f"{sum(map(len, self.stored.values()))} files and directories of the store")
         return ", ".join(parts)
 
 
@@ -160,6 +169,7 @@ async def find_data(settings: Settings, plugin_key: str) -> PluginData:
 
     async with open_database(settings) as database:
         values = await SqlKeyValueStore(database, settings.store).count(plugin_key)
+        stored = await _stored(database, settings, plugin_key)
     directory = layout.plugin_dir(settings.data_dir, plugin_key)
     return PluginData(
         plugin_key=plugin_key,
@@ -167,11 +177,28 @@ async def find_data(settings: Settings, plugin_key: str) -> PluginData:
         directory=directory,
         config=layout.config_file(settings.data_dir, plugin_key),
         files=0 if directory.is_symlink() else sum(not path.is_dir() for path in directory.rglob("*")),
+        stored=stored,
     )
+
+
+async def _stored(database: Database, settings: Settings, plugin_key: str) -> dict[str, list[str]]:
+    if not settings.files.in_store:
+        return {}
+    directory, config = (of(Path(), plugin_key) for of in (layout.plugin_dir, layout.config_file))
+    found: dict[str, list[str]] = {}
+    async with database.read() as tx:
+        for name, only in ((f"plugin/{directory.name}", None), ("configs", config.name)):
+            area = await tx.files.find(name)
+            entries = [] if area is None else await tx.files.entries(area)
+            if paths := [entry.path for entry in entries if only in (None, entry.path)]:
+                found[name] = paths
+    return found
 
 
 async def purge(settings: Settings, data: PluginData) -> None:
     """Delete the data. Where the directory is a symbolic link, the link is deleted and its target kept.
+
+    What is in a store is deleted from its areas, so other hosts delete their copies when they next use them.
 
     Raises:
         StorageUnavailableError: the database does not answer; nothing was deleted.
@@ -182,6 +209,9 @@ async def purge(settings: Settings, data: PluginData) -> None:
 
     async with Database(settings.database, settings.data_dir) as database:
         await SqlKeyValueStore(database, settings.store).purge(data.plugin_key)
+        for name, paths in data.stored.items():
+            async with database.begin() as tx:
+                await tx.files.commit(name, removed=paths)
     if data.directory.is_symlink():
         data.directory.unlink()
     elif data.directory.exists():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from fastapi import Request
@@ -26,7 +26,7 @@ from nekro.operations.actor import RefusedError
 from nekro.operations.admission import KeyFiles, require_room
 from nekro_agent import layout
 from nekro_agent.files.names import stated_name
-from nekro_agent.files.private_files import make_directory
+from nekro_agent.files.private_files import make_directory, open_unnamed
 from nekro_agent.files.safe_files import sha256_of
 from nekro_client.models import MessageBody, NewPart, NewTextPart
 
@@ -144,6 +144,7 @@ async def open_form(request: Request, services: Services) -> AsyncIterator[Form]
     parser = _FormParser(
         request.headers,
         _ended(request),
+        directory=_staging(services) if services.settings.files.in_store else None,
         max_files=MOST_FILES,
         max_fields=_MOST_FIELDS,
         max_part_size=_FIELD_BYTES,
@@ -191,8 +192,14 @@ async def _ended(request: Request) -> AsyncGenerator[bytes, None]:
 class _FormParser(MultiPartParser):
     """Knows files by ``filename*`` too, and reads their names as those of downloads."""
 
-    def __init__(self, *args: Any, **limits: Any) -> None:
+    def __init__(self, *args: Any, directory: Path | None, **limits: Any) -> None:
+        """
+        Args:
+            directory: where files are written that a store takes over; None: in memory, and where the
+                system has temporary files.
+        """
         super().__init__(*args, **limits)
+        self._directory = directory
         #: Of each part, in order; None: it is no file, or states no name.
         self.stated_names: list[str | None] = []
         self._stated: str | None = None
@@ -221,6 +228,14 @@ class _FormParser(MultiPartParser):
                 super().on_header_value(_FILE, 0, len(_FILE))
         self._field = self._value = b""
         super().on_header_end()
+
+    def on_headers_finished(self) -> None:
+        """End the headers of a part."""
+        super().on_headers_finished()
+        if self._directory is not None and self._current_part.file is not None:
+            self._files_to_close_on_error.pop().close()
+            self._current_part.file.file = open_unnamed(self._directory)
+            self._files_to_close_on_error.append(self._current_part.file.file)  # type: ignore[arg-type]
 
     def on_part_end(self) -> None:
         """End a part."""
@@ -335,14 +350,18 @@ async def open_body(request: Request, services: Services) -> AsyncIterator[Binar
         StorageQuotaError: the key has no room for it.
     """
     await _require_room(request, services)
-    directory = make_directory(layout.staging_dir(services.settings.data_dir))
-    with tempfile.TemporaryFile(dir=directory) as file:
+    directory = _staging(services)
+    with open_unnamed(directory) as file:
         async for piece in request.stream():
             if piece:
                 await asyncio.to_thread(file.write, piece)
         await asyncio.to_thread(file.flush)
         file.seek(0)
         yield file
+
+
+def _staging(services: Services) -> Path:
+    return make_directory(layout.staging_dir(services.settings.data_dir))
 
 
 async def _require_room(request: Request, services: Services) -> None:

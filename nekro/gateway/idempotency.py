@@ -34,6 +34,7 @@ from nekro_agent.errors import (
     CallCancelledError,
     CallTimeoutError,
     FencedError,
+    FilesQuotaError,
     MethodAbortedError,
     MethodFailedError,
     NekroError,
@@ -70,6 +71,7 @@ _LEASE_SECONDS: Final = 12.0
 _HAD_EFFECT: Final = (
     CallCancelledError,
     CallTimeoutError,
+    FilesQuotaError,
     MethodAbortedError,
     MethodFailedError,
     OutcomeUnknownError,

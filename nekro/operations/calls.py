@@ -271,7 +271,7 @@ def _state_of_report(call: Mapping[str, Any]) -> str:
     if call["error"]:
         return "failed"
     # A worker of an earlier release does not record it.
-    return "awaiting" if call.get("awaits_approval") else "done"
+    return "awaiting" if call.get("awaits_approval") or call.get("is_waiting") else "done"
 
 
 def _awaiting_call(row: ApprovalRow, *, type_: str) -> Call:

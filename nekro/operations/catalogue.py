@@ -344,4 +344,6 @@ def _plugin_answer(
         author=entry.author,
         error=entry.error,
         placeholders=list(entry.placeholders),
+        files=entry.files or None,
+        files_reason=entry.files_reason or None,
     )

@@ -237,6 +237,7 @@ def _stopped(rounds: StoppedRounds) -> Reset:
         cancelled=[_stopped_round(row) for row in rounds.cancelled],
         stopped=[_stopped_round(row) for row in rounds.stopped],
         still_running=[_stopped_round(row) for row in rounds.still_running],
+        waits=list(rounds.waits),
     )
 
 

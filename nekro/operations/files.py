@@ -7,14 +7,13 @@ below the chat's areas without following links, because sandboxed code can plant
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal, TypeVar
 
 from nekro.app.chats.attachments import Attachment, FileRef
-from nekro.app.chats.files import ChatFile, ChatFiles
+from nekro.app.chats.files import ChatFile, ChatFiles, OpenFile
 from nekro.operations.actor import Actor, RefusedError, Scope
 from nekro.operations.admission import KeyFiles, file_removed
 from nekro.operations.chats import file_info, require_chat
@@ -58,7 +57,7 @@ async def list_files(
     def page() -> Page[FileInfo]:
         found = (file for file in files.list(*locations) if file.path > after)
         first = sorted(found, key=lambda file: file.path)[: limit + 1]
-        items = [file_info(ids, chat_key, _listed(files, file)) for file in first[:limit]]
+        items = [file_info(ids, chat_key, file) for file in _listed(files, first[:limit])]
         return Page(items=items, next_cursor=items[-1].id if len(first) > limit else None)
 
     return await asyncio.to_thread(page)
@@ -72,7 +71,7 @@ async def get_file_info(
     """Return the file of a path."""
     actor.identity.require(Scope.READ, chat_key=chat_key)
     files = await _files_of(actor.services, chat_key)
-    found = await asyncio.to_thread(lambda: _listed(files, files.find(path)))
+    (found,) = await asyncio.to_thread(lambda: _listed(files, [files.find(path)]))
     return file_info(actor.services.file_ids, chat_key, found)
 
 
@@ -136,8 +135,7 @@ async def remove_file(actor: Actor, chat_key: str, file_id: str) -> None:
     files = await _files_of(actor.services, chat_key)
 
     def remove() -> None:
-        with files.open(ref.path) as file:
-            _refuse_other_version(ref, os.fstat(file.fileno()))
+        _refuse_other_version(ref, files.find(ref.path))
         files.remove(ref.path)
 
     await _found(remove)
@@ -146,14 +144,14 @@ async def remove_file(actor: Actor, chat_key: str, file_id: str) -> None:
 
 async def open_file(
     services: Services, chat_key: str, ref: FileRef, opened: ExitStack
-) -> tuple[BinaryIO, os.stat_result, bytes]:
+) -> tuple[OpenFile, bytes]:
     """Open a file of a chat for a reader whose right to it is known.
 
     Args:
         opened: closes it.
 
     Returns:
-        The file, its status, and its first ``HEAD_BYTES`` bytes, which have been read.
+        The file, and its first ``HEAD_BYTES`` bytes, which have been read.
 
     Raises:
         NotFoundError: the chat or the file does not exist.
@@ -161,11 +159,10 @@ async def open_file(
     """
     files = await _files_of(services, chat_key)
 
-    def open_() -> tuple[BinaryIO, os.stat_result, bytes]:
+    def open_() -> tuple[OpenFile, bytes]:
         file = opened.enter_context(files.open(ref.path))
-        info = os.fstat(file.fileno())
-        _refuse_other_version(ref, info)
-        return file, info, file.read(HEAD_BYTES)
+        _refuse_other_version(ref, file)
+        return file, file.file.read(HEAD_BYTES)
 
     return await _found(open_)
 
@@ -176,8 +173,8 @@ async def _files_of(services: Services, chat_key: str) -> ChatFiles:
     return services.files_of(chat)
 
 
-def _refuse_other_version(ref: FileRef, info: os.stat_result) -> None:
-    if ref.modified_ns not in (None, info.st_mtime_ns):
+def _refuse_other_version(ref: FileRef, file: ChatFile) -> None:
+    if ref.modified_ns not in (None, file.modified_ns):
         raise RefusedError(HTTPStatus.GONE, "file_changed", "the file was replaced; list the files again")
 
 
@@ -189,13 +186,15 @@ async def _found(work: Callable[[], T]) -> T:
         raise NotFoundError("the chat has no such file") from exc
 
 
-def _listed(files: ChatFiles, file: ChatFile) -> Attachment:
-    name = file.path.rpartition("/")[2]
-    return Attachment(
-        kind="file",
-        path=file.path,
-        name=name,
-        media_type=files.type_of(file.path),
-        size_bytes=file.size_bytes,
-        modified_ns=file.modified_ns,
-    )
+def _listed(files: ChatFiles, found: Sequence[ChatFile]) -> list[Attachment]:
+    return [
+        Attachment(
+            kind="file",
+            path=file.path,
+            name=file.path.rpartition("/")[2],
+            media_type=media_type,
+            size_bytes=file.size_bytes,
+            modified_ns=file.modified_ns,
+        )
+        for file, media_type in zip(found, files.types_of(found), strict=True)
+    ]

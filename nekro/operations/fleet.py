@@ -66,7 +66,7 @@ async def get_queues(actor: Actor) -> Queues:
     brokers, dead = await asyncio.to_thread(_read_brokers, actor.services)
     async with actor.services.database.read() as transaction:
         overview = transaction.overview
-        rounds, jobs = await overview.rounds(), await overview.jobs()
+        rounds, jobs, programs = await overview.rounds(), await overview.jobs(), await overview.programs()
     return Queues(
         queues=[
             Queue(lane=one.lane, waiting=one.waiting, held=one.held, oldest_seconds=one.oldest_seconds)
@@ -83,6 +83,7 @@ async def get_queues(actor: Actor) -> Queues:
         ],
         rounds=answer_of(Work, rounds),
         jobs=answer_of(Work, jobs),
+        programs=answer_of(Work, programs),
         dead_letters=dead,
     )
 

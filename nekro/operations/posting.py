@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from nekro.agent.multimodal import image_data
 from nekro.app.chats.attachments import Attachment, FileIds, attachments_of
@@ -43,6 +43,9 @@ from storage.repositories.messages import COPY_PREFIX, Message
 from storage.repositories.rounds import Round
 from storage.states import StoredKind, TriggerKind
 from storage.transaction import Transaction
+
+if TYPE_CHECKING:
+    from nekro.app.rounds.continuations import Continuation
 
 __all__ = [
     "MOST_PARTS",
@@ -136,7 +139,7 @@ async def _uploaded(
         # Sandboxed code can change its own files at any time.
         with ExitStack() as opened:
             file = await asyncio.to_thread(opened.enter_context, area.open(ref.path))
-            return await uploads.add(found.name, file)
+            return await uploads.add(found.name, file.file)
     return found
 
 
@@ -256,17 +259,26 @@ async def replay_turn(actor: Actor, turn_id: str, body: ReplayTurnBody) -> Repla
 
     The old chat stays as it is. Messages, their files, persona and model group are copied; what plugins keep
     for the chat, and `/app/shared`, are not. Methods run as always, also those with effects elsewhere.
+
+    With `call_id`, the turn goes on from that call: its programs run again, and the calls before it are
+    answered as before, without a request to the model. Calls from that one on are made in the new chat, and
+    need approval as any. `/app/shared` has what the programs themselves write.
     """
-    once = actor.once
+    once, call_id = actor.once, body.call_id
     first = await first_round(actor, turn_id, Scope.READ)
-    chat_key = body.chat_key or f"{first.chat_key}-replay-{once.id[:8]}"
+    kind = "replay" if call_id is None else "from"
+    chat_key = body.chat_key or f"{first.chat_key}-{kind}-{once.id[:8]}"
     actor.identity.require(Scope.POST, chat_key=chat_key)
 
     async def work() -> ReplayedTurn:
+        services, found = actor.services, None
+        if call_id is not None:
+            found = await services.continuations.prepare(turn_id, call_id)
         return await _replay(
-            actor.services,
+            services,
             actor.identity,
             first,
+            found,
             chat_key=chat_key,
             once=once.name,
             is_again=once.is_repetition,
@@ -276,7 +288,14 @@ async def replay_turn(actor: Actor, turn_id: str, body: ReplayTurnBody) -> Repla
 
 
 async def _replay(
-    services: Services, identity: Identity, first: Round, *, chat_key: str, once: str | None, is_again: bool
+    services: Services,
+    identity: Identity,
+    first: Round,
+    continuation: Continuation | None,
+    *,
+    chat_key: str,
+    once: str | None,
+    is_again: bool,
 ) -> ReplayedTurn:
     """Copy a chat up to the message that caused a turn, and post that message in the copy.
 
@@ -285,6 +304,7 @@ async def _replay(
 
     Args:
         first: the turn's first round.
+        continuation: what the new turn repeats; None: nothing.
         chat_key: the new chat.
         once: names the message; see ``post_message``.
         is_again: whether an earlier execution of the same request may have made the chat.
@@ -295,7 +315,7 @@ async def _replay(
         UploadQuotaError, StorageQuotaError: the files or messages do not fit.
     """
     async with services.database.read() as transaction:
-        cause = await _cause(transaction, first)
+        cause = await _cause(transaction, first) if continuation is None else continuation.cause
         history = await transaction.messages.before(cause, limit=_MOST_MESSAGES)
         old = await transaction.chats.get(first.chat_key)
         is_taken = await _is_taken(transaction, chat_key)
@@ -307,12 +327,24 @@ async def _replay(
         )
     new = await _made(services, old, chat_key)
     uploads = KeyFiles(services, identity, new.chat_key)
-    files = await _copied_files(services.files_of(old), uploads, [*history, cause])
-    copies = [dataclasses.replace(one, chat_key=chat_key, data=_data(one.data, files)) for one in history]
-    async with services.database.begin() as transaction:
+    said = [] if continuation is None else continuation.said
+    files = await _copied_files(services.files_of(old), uploads, [*history, cause, *said])
+
+    async def copy(transaction: Transaction, messages: Sequence[Message]) -> None:
+        copies = [
+            dataclasses.replace(one, chat_key=chat_key, data=_data(one.data, files)) for one in messages
+        ]
         await transaction.messages.copy(copies)
         size = sum(message_bytes(one) for one in copies)
         transaction.stored_bytes.add(identity.account_id, StoredKind.MESSAGES, size)
+
+    async def go_on(transaction: Transaction, message: Message) -> None:
+        await copy(transaction, said)
+        if continuation is not None and message.turn_id is not None:
+            await continuation.write(transaction, await transaction.rounds.get(message.turn_id))
+
+    async with services.database.begin() as transaction:
+        await copy(transaction, history)
     data = _data(cause.data, files) or {}
 
     async def message() -> IncomingMessage:
@@ -324,7 +356,7 @@ async def _replay(
             content_data=data.get("content_data") or (),
         )
 
-    receipt = await post_message(services, identity, chat_key, message, once=once)
+    receipt = await post_message(services, identity, chat_key, message, once=once, also=go_on)
     posted = posted_message(services.file_ids, receipt)
     return ReplayedTurn(chat_key=chat_key, message=posted.message, turn_id=posted.turn_id)
 
@@ -366,7 +398,7 @@ async def _copied_files(old: ChatFiles, new: KeyFiles, messages: Sequence[Messag
         try:
             with ExitStack() as opened:
                 file = await asyncio.to_thread(opened.enter_context, old.open(path))
-                copied[path] = await new.add(name, file)
+                copied[path] = await new.add(name, file.file)
         except (UsageError, NotFoundError):
             continue
     return copied

@@ -10,11 +10,11 @@ from typing import Final, TypeVar
 from nekro.operations.actor import Actor, Scope
 from nekro.operations.chats import require_chat
 from nekro.operations.pages import cursor_invalid, cursor_of, place_of, place_text
-from nekro.operations.turn_states import TurnEnd, awaited, turn_cause
+from nekro.operations.turn_states import TurnEnd, awaited, awaited_calls, turn_cause
 from nekro_client.models import Page, TurnState, TurnSummary
 from storage.listings.chats import ListedRound, TurnFilter, TurnPosition
 from storage.repositories.events import ChatEvent
-from storage.states import ApprovalState, TriggerKind
+from storage.states import ApprovalState, CallState, TriggerKind
 from storage.transaction import Transaction
 
 __all__ = ["list_turns"]
@@ -147,6 +147,8 @@ async def _summaries(transaction: Transaction, firsts: Sequence[ListedRound]) ->
     takers = await listing.by_id({taker for taker in merged if taker is not None})
     ends = await listing.ends(ids)
     approvals = await transaction.approvals.states({one for end in ends.values() for one in awaited(end)})
+    calls = [one for end in ends.values() for one in awaited_calls(end)]
+    waits = await transaction.parked_programs.states(calls)
     texts = await listing.texts(
         [item.trigger_id for item in firsts if item.trigger_kind is TriggerKind.MESSAGE]
     )
@@ -157,6 +159,7 @@ async def _summaries(transaction: Transaction, firsts: Sequence[ListedRound]) ->
             [takers[item.merged_into] for item in rounds[first.id] if item.merged_into in takers],
             ends.get(first.id),
             approvals,
+            waits,
             texts.get(first.trigger_id),
         )
         for first in firsts
@@ -169,14 +172,16 @@ def _summary(
     takers: Sequence[ListedRound],
     end: ChatEvent | None,
     approvals: Mapping[str, ApprovalState],
+    waits: Mapping[str, CallState],
     text: str | None,
 ) -> TurnSummary:
-    turn = TurnEnd(rounds, takers, end, approvals)
+    turn = TurnEnd(rounds, takers, end, approvals, waits)
     return TurnSummary(
         id=first.id,
         chat_key=first.chat_key,
         state=turn.state,
         waits_for=turn.waits_for,
+        waits=turn.waits,
         cause=turn_cause(first),
         merged_into=next((taker.turn_id for taker in takers if taker.turn_id != first.id), None),
         text=None if text is None else text[:_TEXT_CHARS],

@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
-from nekro_client.event_types import EventType
-from nekro_client.models import RoundAttempt, TurnCause, TurnError, TurnState
+from nekro_client.event_types import STARTS_OF_ATTEMPTS, EventType
+from nekro_client.models import RoundAttempt, TurnCause, TurnError, TurnState, Wait
 from storage.repositories.events import ChatEvent
 from storage.repositories.rounds import Round
-from storage.states import ApprovalState, RoundState, TriggerKind
+from storage.states import ApprovalState, CallState, RoundState, TriggerKind
 
 __all__ = [
     "RoundEvents",
     "TurnEnd",
     "awaited",
+    "awaited_calls",
     "by_round",
     "turn_cause",
 ]
@@ -63,6 +64,7 @@ class TurnEnd:
         takers: Sequence[_Round],
         end: ChatEvent | None,
         approvals: Mapping[str, ApprovalState],
+        calls: Mapping[str, CallState] = {},
     ) -> None:
         """Compute the state from the rows.
 
@@ -71,7 +73,9 @@ class TurnEnd:
             takers: rounds of other turns that took in some of them.
             end: its event ``turn.ended``; None while it is open, or if the event has expired.
             approvals: the states of the requests that ``awaited`` names.
+            calls: the states of the calls that ``awaited_calls`` names.
         """
+        self._waits = [(one, calls[one["call_id"]]) for one in _waits(end) if one["call_id"] in calls]
         self._approvals = [(one, approvals[one]) for one in awaited(end) if one in approvals]
         self._rounds, self._all, self._end = rounds, (*rounds, *takers), end
 
@@ -90,6 +94,11 @@ class TurnEnd:
     def waits_for(self) -> list[str]:
         """The requests for approval that people have not decided yet."""
         return [one for one, state in self._approvals if state is ApprovalState.PENDING]
+
+    @property
+    def waits(self) -> list[Wait]:
+        """What its program waits for, but the decisions of people."""
+        return [Wait.model_validate(one) for one, state in self._waits if state is CallState.AWAITING]
 
     @property
     def started_at(self) -> datetime | None:
@@ -113,10 +122,11 @@ class TurnEnd:
         return TurnError(code=_UNKNOWN, text=self._last().error or "")
 
     def _after_wait(self) -> TurnState:
-        if self.waits_for:
+        if self.waits_for or self.waits:
             return TurnState.WAITING
         is_withdrawn = any(state is ApprovalState.CANCELLED for _, state in self._approvals)
-        return TurnState.CANCELLED if is_withdrawn else TurnState.DONE
+        is_cancelled = any(state is CallState.CANCELLED for _, state in self._waits)
+        return TurnState.CANCELLED if is_withdrawn or is_cancelled else TurnState.DONE
 
     def _open(self) -> bool:
         return any(item.state in (RoundState.REQUESTED, RoundState.RUNNING) for item in self._all)
@@ -132,6 +142,15 @@ class TurnEnd:
 def awaited(end: ChatEvent | None) -> list[str]:
     """Return the requests for approval that were not decided when a turn ended."""
     return [] if end is None else list(end.data.get("waits_for", ()))
+
+
+def awaited_calls(end: ChatEvent | None) -> list[str]:
+    """Return the calls in which programs waited for something else when a turn ended."""
+    return [one["call_id"] for one in _waits(end)]
+
+
+def _waits(end: ChatEvent | None) -> list[dict[str, Any]]:
+    return [] if end is None else list(end.data.get("waits", ()))
 
 
 def turn_cause(item: _Round) -> TurnCause:
@@ -157,7 +176,7 @@ class RoundEvents:
             self._add(event)
 
     def _add(self, event: ChatEvent) -> None:
-        if event.type == EventType.ROUND_STARTED:
+        if event.type in STARTS_OF_ATTEMPTS:
             self._starts.append(event)
         attempt = self.attempt
         self._last[attempt] = max(event.created_at, self._last.get(attempt, event.created_at))
@@ -214,6 +233,7 @@ class RoundEvents:
             ended_at=None if ended is None else ended.created_at,
             last_event_at=self._last.get(number),
             outcome=outcome,
+            is_resumed=start.type == EventType.PROGRAM_RESUMED,
         )
 
 

@@ -11,14 +11,14 @@ from nekro.broker.tracing import recorded_trace_id
 from nekro.operations.actor import Actor, Scope
 from nekro.operations.chats import message_answer, require_chat
 from nekro.operations.pages import Cursor, Limit, answer_of, number_of, page_of
-from nekro.operations.turn_states import RoundEvents, TurnEnd, awaited, by_round, turn_cause
+from nekro.operations.turn_states import RoundEvents, TurnEnd, awaited, awaited_calls, by_round, turn_cause
 from nekro.operations.work import job_answer
 from nekro.sandbox.models import StopType
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NotFoundError
 from nekro_agent.methods import SandboxMethodType
 from nekro_client import models
-from nekro_client.event_types import EventType
+from nekro_client.event_types import STARTS_OF_ATTEMPTS, EventType
 from nekro_client.models import Page, TurnError
 from storage.engine import Database
 from storage.repositories.base import found
@@ -136,14 +136,16 @@ async def read_turn(
         cause = await _cause(transaction, first)
         following = await _following(transaction, turn_id, calls.values(), jobs)
         approvals = await transaction.approvals.states(awaited(end))
+        waits = await transaction.parked_programs.states(awaited_calls(end))
     of_round = by_round(events)
-    turn = TurnEnd(rounds, takers, end, approvals)
+    turn = TurnEnd(rounds, takers, end, approvals, waits)
     trace_id = recorded_trace_id(trace_of(first))
     return models.Turn(
         id=turn_id,
         chat_key=first.chat_key,
         state=turn.state,
         waits_for=turn.waits_for,
+        waits=turn.waits,
         cause=cause,
         merged_into=next((taker.turn_id for taker in takers), None),
         trace_id=trace_id,
@@ -171,7 +173,7 @@ async def get_call(actor: Actor, turn_id: str, call_id: str) -> models.Call:
         rounds, takers = await _rounds(transaction, turn_id)
         for item in (*rounds, *takers):
             events = await transaction.events.of_turn(item.turn_id, call_id=call_id)
-            events += await transaction.events.of_turn(item.turn_id, types=(EventType.ROUND_STARTED,))
+            events += await transaction.events.of_turn(item.turn_id, types=STARTS_OF_ATTEMPTS)
             events.sort(key=lambda event: event.number)
             own = RoundEvents([event for event in events if event.round_id == item.id])
             known = _known(await _calls(transaction, item, call_id=call_id), own)
@@ -294,6 +296,7 @@ def _round(
         tool_calls_kept=answered.get("tool_calls_kept", True),
         tokens_estimated=bool(item.tokens_estimated),
         stop_type=None if item.stop_type is None else StopType(item.stop_type).name,
+        not_resumable=item.not_resumable or None,
         calls=[_call(call, row, item, events, with_values=with_values) for call, row in known.values()],
         error=_round_error(item),
     )

@@ -11,29 +11,41 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from broker_config.model_groups import ModelGroup, model_groups
-from broker_config.settings import PluginSettings, Settings
+from broker_config.settings import FileSettings, Settings
 from nekro.base.plain import to_plain
 from nekro_agent import layout, runtime
 from nekro_agent.config import ConfigBase
 from nekro_agent.errors import InvalidValueError, NotFoundError
+from nekro_agent.files import staging
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.runtime import CoreConfig, ModelConfigGroup, PackagePolicy
+
+if TYPE_CHECKING:
+    from nekro.plugins.data_dirs import PluginDirs
 
 __all__ = [
     "change_config",
     "core_config",
     "describe_config",
     "package_policy",
+    "plugin_dirs",
+    "read_config",
 ]
 
 
 _SECRETS: Final = (SecretStr, SecretBytes)
+
+
+async def read_config(plugin: NekroPlugin) -> dict[str, Any]:
+    """As ``describe_config``, also of what another host has just saved."""
+    async with _newest():
+        return describe_config(plugin)
 
 
 def describe_config(plugin: NekroPlugin) -> dict[str, Any]:
@@ -53,9 +65,11 @@ def describe_config(plugin: NekroPlugin) -> dict[str, Any]:
 async def change_config(plugin: NekroPlugin, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Replace fields of a plugin's configuration and save it; returns what ``describe_config`` does.
 
-    Other workers read it before their next call or hook of the plugin.
+    Other workers read it before their next call or hook of the plugin; those of other hosts that share no
+    disk have it within a second.
 
     Raises:
+        ConflictError: another host has just saved it; nothing was changed.
         NotFoundError: the plugin has no configuration.
         InvalidValueError: a field does not exist, or a value does not fit; nothing was changed.
     """
@@ -63,7 +77,7 @@ async def change_config(plugin: NekroPlugin, changes: Mapping[str, Any]) -> dict
     unknown = sorted(set(changes) - set(type(config).model_fields))
     if unknown:
         raise InvalidValueError(f"{plugin.key} has no configuration field {', '.join(map(repr, unknown))}")
-    async with _alone(plugin.key):
+    async with _alone(plugin.key), _newest():
         current = _config_of(plugin)  # as another process may just have saved it
         known = {name: getattr(current, name) for name in type(current).model_fields}
         try:
@@ -142,13 +156,36 @@ async def _alone(plugin_key: str) -> AsyncIterator[None]:
         yield
 
 
+@asynccontextmanager
+async def _newest() -> AsyncIterator[None]:
+    """Let the block have the configurations that other hosts have saved, and commit what it saves."""
+    async with staging.call_scope("plugin configuration"):
+        if runtime.is_bound() and (areas := runtime.current().areas).is_synced:
+            await asyncio.to_thread(areas.configs_dir)
+        yield
+
+
 #: Prompts show messages of any age that are not deleted; plugins want a number.
 _EVER_DAYS = 3650
 
 
-def package_policy(settings: PluginSettings) -> PackagePolicy:
+def package_policy(settings: Settings) -> PackagePolicy:
     """Return what ``dynamic_import_pkg`` may install, also during the import of plugins."""
-    return PackagePolicy(allow=tuple(settings.package_allow))
+    allow = tuple(settings.plugins.package_allow)
+    if not settings.files.in_store:
+        return PackagePolicy(allow=allow)
+    from nekro.plugins.stored_packages import StoredPackages
+
+    return PackagePolicy(allow=allow, fleet=StoredPackages(settings))
+
+
+def plugin_dirs(settings: FileSettings) -> PluginDirs | None:
+    """Return what chooses policies of data directories; None where hosts share a disk."""
+    if not settings.in_store:
+        return None
+    from nekro.plugins.data_dirs import PluginDirs
+
+    return PluginDirs(settings.plugin_dirs)
 
 
 def core_config(settings: Settings) -> CoreConfig:

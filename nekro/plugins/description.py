@@ -94,7 +94,7 @@ def _root_of(record: PluginRecord) -> Path | None:
 
 def _describe() -> dict[str, object]:
     from broker_config.settings import Settings
-    from nekro.plugins.configuration import core_config, package_policy
+    from nekro.plugins.configuration import core_config, package_policy, plugin_dirs
     from nekro.plugins.loader import load_plugins
 
     settings = Settings.load()
@@ -103,11 +103,14 @@ def _describe() -> dict[str, object]:
         disabled=settings.plugins.disabled,
         shipped=settings.plugins.load_shipped,
         data_dir=settings.data_dir,
-        packages=package_policy(settings.plugins),
+        packages=package_policy(settings),
         core=core_config(settings),
     )
     registry = LoadedRegistry(
-        loaded.plugins, long_methods=settings.workers.long_methods, approval=settings.approval
+        loaded.plugins,
+        long_methods=settings.workers.long_methods,
+        approval=settings.approval,
+        dirs=plugin_dirs(settings.files),
     )
     return {
         "plugins": [entry.to_json() for entry in entries_of(loaded, registry, digest=source_digest)],

@@ -150,6 +150,9 @@ class PluginEntry:
     enabled: bool = True
     #: Whether it declares that it runs in one process of the fleet.
     pinned: bool = False
+    #: What becomes of its data directory, and why (``nekro.plugins.data_dirs``); "" where hosts share a disk.
+    files: str = ""
+    files_reason: str = ""
     #: Whether its methods may be hidden behind ``sleep_brief``; None: if that is not empty.
     allow_sleep: bool | None = None
     sleep_brief: str = ""

@@ -23,7 +23,7 @@ from nekro_agent.execution.greenlets import run_callable
 from nekro_agent.files import staging
 from nekro_agent.plugin import NekroPlugin, using
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from nekro_agent.schemas.chat_message import ChatMessage, locate_files
+from nekro_agent.schemas.chat_message import ChatMessage, bring_files
 from nekro_agent.schemas.signal import MsgSignal, merge_signals
 from nekro_agent.services.timer.timer_service import drop_timers_of, run_callbacks_here
 
@@ -257,7 +257,7 @@ class PluginHost:
 
     async def user_message(self, ctx: AgentCtx, message: ChatMessage) -> MsgSignal:
         """Pass an incoming message to every plugin and return their merged answer."""
-        locate_files(message.content_data, chat_key=message.chat_key)
+        await bring_files(message.content_data, chat_key=message.chat_key)
         ran = [await self._show(p, "user_message", ctx, message) for p in self._enabled()]
         return merge_signals(signal_of(answer) for answer, _ in ran)
 
@@ -281,7 +281,9 @@ class PluginHost:
         plugin.refresh_config()
         if self._remote is not None and await self._remote.is_elsewhere(plugin.key):
             return str(await self._remote.run(plugin.key, "prompt_inject", ctx) or "")
-        return str(await run_callable(hook, ctx.for_plugin(plugin.key)) or "")
+        own = ctx.for_plugin(plugin.key)
+        async with staging.call_scope(f"{plugin.key}.prompt_inject", own.fs, plugin_key=plugin.key):
+            return str(await run_callable(hook, own) or "")
 
     async def run_here(self, plugin: NekroPlugin, hook: str, ctx: AgentCtx, *args: Any) -> Any:
         """Run one plugin's hook for another process; None if it failed, which is logged."""
@@ -349,7 +351,8 @@ class PluginHost:
         plugin.refresh_config()
         try:
             files = next((argument.fs for argument in args if isinstance(argument, AgentCtx)), None)
-            async with staging.call_scope(files), asyncio.timeout(seconds):
+            files_scope = staging.call_scope(f"{plugin.key}.{hook}", files, plugin_key=plugin.key)
+            async with files_scope, asyncio.timeout(seconds):
                 with using(plugin), paying(payer_of(plugin.key, *args)):
                     return await run_callable(func, *args), None
         except TimeoutError as exc:

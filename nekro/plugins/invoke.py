@@ -20,6 +20,7 @@ from nekro_agent.methods import (
     segments_of,
     takes_context_second,
 )
+from nekro_agent.plugin import plugin_in_use
 from nekro_agent.schemas.agent_ctx import AgentCtx
 
 __all__ = ["Outcome", "call_method"]
@@ -59,7 +60,8 @@ async def call_method(
     """
     callee = _callee(method.func)
     args, kwargs = _fitted(callee, ctx, args, kwargs)
-    async with staging.call_scope(ctx.fs):
+    plugin = plugin_in_use()
+    async with staging.call_scope(callee.label, ctx.fs, plugin_key=plugin.key if plugin else None):
         result = await run_function(method.func, callee.is_coroutine_function, args, kwargs)
     return _outcome(method, result)
 
@@ -89,6 +91,8 @@ class _Callee:
     """Properties of a method's function, computed once."""
 
     func: Callable[..., Any]
+    #: Name for the areas that its calls use.
+    label: str
     is_coroutine_function: bool
     signature: inspect.Signature
     #: See ``takes_context_second``.
@@ -101,7 +105,9 @@ class _Callee:
 def _callee(func: Callable[..., Any]) -> _Callee:
     signature = inspect.signature(func)
     is_coroutine_function = inspect.iscoroutinefunction(func)
-    return _Callee(func, is_coroutine_function, signature, takes_context_second(signature), set())
+    name = getattr(func, "__qualname__", type(func).__qualname__)
+    label = f"{func.__module__}.{name}"
+    return _Callee(func, label, is_coroutine_function, signature, takes_context_second(signature), set())
 
 
 def _outcome(method: SandboxMethod, result: Any) -> Outcome:

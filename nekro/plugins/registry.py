@@ -6,6 +6,7 @@ import fnmatch
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from broker_config.settings import ApprovalSettings
 from nekro.plugins.entries import CommandEntry, MethodEntry, MethodParameter, PluginEntry, WebhookEntry
@@ -13,10 +14,14 @@ from nekro.plugins.entry_registry import Registry
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError, MethodDisabledError, MethodNotFoundError
 from nekro_agent.execution.greenlets import run_callable
+from nekro_agent.files import staging
 from nekro_agent.methods import Lane, SandboxMethod, WebhookMethod, describe_signature, takes_context_second
 from nekro_agent.mounts import LANE_ATTRIBUTE, REPEATABLE_ATTRIBUTE
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
+
+if TYPE_CHECKING:
+    from nekro.plugins.data_dirs import PluginDirs
 
 __all__ = ["LoadedMethod", "LoadedRegistry", "LoadedWebhook"]
 
@@ -57,6 +62,7 @@ class LoadedRegistry(Registry):
         *,
         long_methods: Sequence[str] = (),
         approval: ApprovalSettings | None = None,
+        dirs: PluginDirs | None = None,
     ) -> None:
         """Index the plugins' methods.
 
@@ -64,10 +70,12 @@ class LoadedRegistry(Registry):
             plugins: in the order in which they were loaded.
             long_methods: patterns of full names (``author.module.*``) that run in lane ``long``.
             approval: which methods require approval; None leaves that to the plugins.
+            dirs: chooses what becomes of their data directories; None where hosts share a disk.
         """
         super().__init__(collect=self._selected)
         self._long_methods = tuple(long_methods)
         self._approval = approval or ApprovalSettings()
+        self._dirs = dirs
         self._loaded = {plugin.key: plugin for plugin in plugins}
         self._methods: dict[str, LoadedMethod] = {}
         self._webhooks: dict[str, LoadedWebhook] = {}
@@ -75,7 +83,9 @@ class LoadedRegistry(Registry):
 
     def serve(self, plugins: Iterable[NekroPlugin]) -> None:
         """Serve these plugins from now on: others, new versions, or the same in another state."""
-        fresh = vars(LoadedRegistry(plugins, long_methods=self._long_methods, approval=self._approval))
+        fresh = vars(
+            LoadedRegistry(plugins, long_methods=self._long_methods, approval=self._approval, dirs=self._dirs)
+        )
         # In one step, because other threads call `find` meanwhile.
         vars(self).update({name: value for name, value in fresh.items() if name != "_collect"})
 
@@ -116,6 +126,7 @@ class LoadedRegistry(Registry):
         return plugin is not None and plugin.is_enabled
 
     def _entry(self, plugin: NekroPlugin) -> PluginEntry:
+        choice = self._dirs and self._dirs.choose(plugin)
         return PluginEntry(
             key=plugin.key,
             name=plugin.name,
@@ -127,6 +138,8 @@ class LoadedRegistry(Registry):
             adapters=tuple(plugin.support_adapter),
             enabled=plugin.is_enabled,
             pinned=plugin.pinned,
+            files=choice.policy.value if choice else "",
+            files_reason=choice.reason if choice else "",
             allow_sleep=plugin.allow_sleep if isinstance(plugin.allow_sleep, bool) else None,
             sleep_brief=str(plugin.sleep_brief or ""),
             methods=tuple(self._method(plugin, method) for method in plugin.sandbox_methods),
@@ -207,7 +220,9 @@ class LoadedRegistry(Registry):
         if hook is None:
             return own
         loaded.refresh_config()
-        chosen = await run_callable(hook, ctx.for_plugin(plugin_key))
+        own_ctx = ctx.for_plugin(plugin_key)
+        async with staging.call_scope(f"{plugin_key}.collect_methods", own_ctx.fs, plugin_key=plugin_key):
+            chosen = await run_callable(hook, own_ctx)
         if not isinstance(chosen, list | tuple | set):
             raise InvalidValueError(
                 f"{plugin_key}: mount_collect_methods must return a list, not {type(chosen).__name__}"

@@ -24,6 +24,8 @@ from nekro.sandbox.limits.guards import Guard
 from nekro.sandbox.models import (
     ARGUMENT_ERROR,
     HOST_TOKEN_PREFIX,
+    MOST_READINGS_BYTES,
+    READINGS_BYTES,
     Dispatch,
     Limit,
     Raised,
@@ -33,22 +35,24 @@ from nekro.sandbox.models import (
     StubCall,
     StubMethod,
     StubResult,
+    random_call_id,
 )
 from nekro.sandbox.streams import Frame, FrameKind, FrameReader, encode_frame
-from nekro.wire.invocation import new_id
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import SandboxProtocolError
 
 __all__ = ["Bridge", "BridgeLimits", "BridgeOutcome", "ExitReport"]
 
-#: The name of a method, and the line of the code that calls it.
+#: The name of a method, the line of the code that calls it, and what the code has read since its last call.
 _TOKEN: Final = re.compile(
     rb"("
     + HOST_TOKEN_PREFIX.encode()
-    + rb"[a-z_]{1,59}|(?!__)[A-Za-z_][A-Za-z0-9_]{0,63})(?:@([1-9][0-9]{0,6}))?"
+    + rb"[a-z_]{1,59}|(?!__)[A-Za-z_][A-Za-z0-9_]{0,63})(?:@([1-9][0-9]{0,6}))?(?:~([0-9a-z,.:+-]*|!))?"
 )
-_TOKEN_BYTES: Final = 64 + 8
-_EXIT_BYTES: Final = 64 << 10
+_TOKEN_BYTES: Final = 64 + 8 + 1 + READINGS_BYTES
+#: What EXIT says of readings.
+_READINGS: Final = re.compile(r"(?:~(!|[0-9a-z,.:+-]*))?")
+_EXIT_BYTES: Final = (64 << 10) + READINGS_BYTES
 _ERROR_CHARS: Final = 8000
 #: Ids that calls may leave out, because a call was interrupted before it was sent.
 _MOST_SKIPPED_IDS: Final = 64
@@ -76,6 +80,8 @@ class ExitReport:
     code: int
     error: str | None
     limit: str | None
+    #: What the program has read since its last call, as ``StubCall.readings``.
+    readings: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,10 +109,14 @@ class Bridge:
         unread: Guard,
         host_methods: Mapping[str, Dispatch] = {},
         is_forbidden: Callable[[bytes], bool] | None = None,
+        call_id: Callable[[str, bytes, str], str] = random_call_id,
+        readings_bytes: int = 0,
     ) -> None:
         """
         Args:
             unread: guard that is pending while an answer waits to be read.
+            call_id: as in ``RunRequest``.
+            readings_bytes: length of the readings that the run repeats.
             host_methods: what answers the calls of the host's own methods, by token; ``dispatch`` answers
                 all others.
             is_forbidden: as in ``RunRequest``.
@@ -123,6 +133,7 @@ class Bridge:
         self._dispatch = dispatch
         self._host_methods = host_methods
         self._is_forbidden = is_forbidden
+        self._new_id = call_id
         self._limits = limits
         self._unread = unread
         self._waits = TimeLimits()
@@ -133,6 +144,7 @@ class Bridge:
         self._last_call_id = 0
         self._skipped_ids: set[int] = set()
         self._refusals = 0
+        self._readings_bytes = readings_bytes
         self._sandbox_is_gone = False
         self._is_silent = False
         self._exit: ExitReport | None = None
@@ -230,7 +242,7 @@ class Bridge:
         if self._exit is not None:
             raise SandboxProtocolError(f"the sandbox sent a {frame.kind.name} frame after EXIT")
         if frame.kind is FrameKind.EXIT:
-            self._exit = _parse_exit(frame.payload)
+            self._exit = _parse_exit(frame.payload, readings_of=self._readings_of)
             return
         call = self._call_of(frame)
         await self._slots.acquire()
@@ -253,8 +265,21 @@ class Bridge:
             raise SandboxProtocolError("the sandbox called a method by a malformed name")
         self._use_id(frame.call_id)
         self.calls += 1
-        line = None if match[2] is None else int(match[2])
-        return StubCall(token=match[1].decode(), call_id=new_id(), arguments=arguments, line=line)
+        line, token = None if match[2] is None else int(match[2]), match[1].decode()
+        readings = "" if match[3] is None else self._readings_of(match[3])
+        return StubCall(
+            token=token,
+            call_id=self._new_id(token, arguments, readings),
+            arguments=arguments,
+            line=line,
+            readings=readings,
+        )
+
+    def _readings_of(self, readings: bytes) -> str:
+        self._readings_bytes += len(readings)
+        if len(readings) > READINGS_BYTES or self._readings_bytes > MOST_READINGS_BYTES:
+            raise SandboxProtocolError("the sandbox sent more readings than it may")
+        return readings.decode("ascii")
 
     def _use_id(self, call_id: int) -> None:
         """Refuse an id that was used. The order differs when a call is made while another is being sent."""
@@ -372,7 +397,7 @@ def _refused(error_type: str, message: str) -> Raised:
 
 
 def _encode_error(error: Raised) -> bytes:
-    kinds = {ARGUMENT_ERROR: "argument", "CallTimeoutError": "timeout"}
+    kinds = {ARGUMENT_ERROR: "argument", "CallTimeoutError": "timeout", "ApprovalDeniedError": "denied"}
     return json.dumps(
         {
             "kind": kinds.get(error.error_type, "method"),
@@ -382,12 +407,15 @@ def _encode_error(error: Raised) -> bytes:
     ).encode()
 
 
-def _parse_exit(payload: bytes) -> ExitReport:
+def _parse_exit(payload: bytes, *, readings_of: Callable[[bytes], str]) -> ExitReport:
     try:
         report: dict[str, Any] = json.loads(payload)
         code, error, limit = report["code"], report["error"], report["limit"]
+        readings = _READINGS.fullmatch(report.get("readings", ""))
     except (ValueError, TypeError, KeyError, RecursionError) as exc:
         raise SandboxProtocolError("the sandbox sent a malformed EXIT frame") from exc
     if not isinstance(code, int) or not all(isinstance(text, str | None) for text in (error, limit)):
         raise SandboxProtocolError("the sandbox sent a malformed EXIT frame")
-    return ExitReport(code=code, error=error, limit=limit)
+    if readings is None:
+        raise SandboxProtocolError("the sandbox sent malformed readings with EXIT")
+    return ExitReport(code=code, error=error, limit=limit, readings=readings_of((readings[1] or "").encode()))

@@ -214,6 +214,11 @@ class SandboxDriver(Protocol):
     """Starts sandboxes in one particular way."""
 
     name: str
+    #: Seed of the interpreter's hashes, the same on all hosts of an installation: sets of texts have the same
+    #: order when a program is run again. A seed per process prevents that others slow a program down by keys
+    #: with equal hashes. This one does so too: it derives from the signing key, so only the code itself knows
+    #: it, and a run's limits bound what such keys could cost.
+    hash_seed: int
 
     async def examine(self) -> tuple[IsolationCheck, ...]:
         """Check the requirements without running a sandbox; does not raise for missing ones."""

@@ -31,6 +31,7 @@ from nekro_agent.errors import SandboxUnavailableError
 
 __all__ = [
     "MINIMUM_VERSION",
+    "OPTIONS",
     "PREFIX_INSIDE",
     "PROGRAM_INSIDE",
     "SITE_INSIDE",
@@ -207,6 +208,9 @@ def _check_readable(executable: Path, top: Path) -> None:
             return
 
 
+#: Options of the interpreter inside: as ``-I``, except that it reads its environment, for PYTHONHASHSEED. The
+#: drivers make the environment.
+OPTIONS: Final = ("-P", "-s")
 #: Path of the file inside; also the file name in its tracebacks.
 PROGRAM_INSIDE: Final = "/opt/sandbox/runner.py"
 #: Each module imports only modules before it; paths are relative to the packages' directory.
@@ -214,6 +218,11 @@ _MODULES: Final = (
     "nekro/wire/tagged.py",
     "nekro/sandbox/guest/values.py",
     "nekro/sandbox/guest/channel.py",
+    "nekro/sandbox/guest/readings.py",
+    "nekro/sandbox/guest/randomness.py",
+    "nekro/sandbox/guest/listings.py",
+    "nekro/sandbox/guest/originals.py",
+    "nekro/sandbox/guest/undo_log.py",
     "nekro/sandbox/guest/display.py",
     "nekro/sandbox/guest/variables.py",
     "nekro/sandbox/guest/working_directory.py",

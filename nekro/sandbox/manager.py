@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, TypeVar
 from weakref import WeakValueDictionary
@@ -34,12 +34,14 @@ from nekro.sandbox.models import (
 )
 from nekro.sandbox.packages.base import read_base
 from nekro.sandbox.packages.builder import IMPORTER, PackageService, builder_settings
+from nekro.sandbox.packages.layers import FleetLayers, LayerPublisher
 from nekro.sandbox.run import SandboxRun
+from nekro.sandbox.run_files import RunAreas, RunFiles
 from nekro.sandbox.shared import Hold, SharedCleaner
+from nekro.sandbox.undo import forget_changes, has_originals, undo_changes
 from nekro.sandbox.users import UserHold, hold_user, prepare_directories
 from nekro_agent.durations import DEFER_SECONDS
-from nekro_agent.errors import SandboxError
-from nekro_agent.ports import FileAreas
+from nekro_agent.errors import NekroError, SandboxError
 
 __all__ = [
     "SandboxManager",
@@ -59,20 +61,27 @@ class SandboxManager:
     def __init__(
         self,
         settings: SandboxSettings,
-        areas: FileAreas,
+        areas: RunAreas,
         *,
         packages_dir: Path | None = None,
+        fleet_layers: Callable[[LayerPublisher], FleetLayers] | None = None,
         driver: SandboxDriver | None = None,
+        hash_seed: int = 0,
     ) -> None:
         """
         Args:
             packages_dir: where package layers are kept; None disables packages.
+            fleet_layers: returns the layers of all hosts; None: they share ``packages_dir``.
             driver: None selects it by the settings in ``start``.
+            hash_seed: as in ``SandboxDriver``, of a driver that is selected.
         """
         self._settings = settings
         self._areas = areas
+        self._directories = areas.on_host
         self._driver = driver
+        self._hash_seed = hash_seed
         self._packages_dir = packages_dir
+        self._fleet_layers = fleet_layers
         self._packages: PackageService | None = None
         self._slots = asyncio.Semaphore(settings.max_concurrent)
         #: Weak, because over time there are many chats, but few run at once.
@@ -93,10 +102,14 @@ class SandboxManager:
         """
         await asyncio.to_thread(_sweep_leftovers)
         if self._driver is None:
-            self._driver = await choose_driver(self._settings, shared_root=self._shared_root())
+            self._driver = await choose_driver(
+                self._settings, shared_root=self._shared_root(), hash_seed=self._hash_seed
+            )
         if self._packages_dir is not None:
             builder = build_driver(builder_settings(self._settings))
-            self._packages = PackageService(self._settings, builder, self._packages_dir)
+            self._packages = PackageService(
+                self._settings, builder, self._packages_dir, fleet=self._fleet_layers
+            )
         self._cleaner.start()
 
     async def close(self) -> None:
@@ -122,6 +135,7 @@ class SandboxManager:
 
         Raises:
             SandboxUnavailableError: no sandbox could be started; no code was run.
+            NotUndoneError: an earlier attempt has changed files in a way that cannot be undone; as above.
             SandboxError: the request is wrong: too much code, or a token given twice or malformed.
         """
         methods = _methods_by_token(request)
@@ -132,7 +146,7 @@ class SandboxManager:
             await held.enter_async_context(turn)
             await held.enter_async_context(self._slots)
             begin = time.monotonic()
-            sandbox = await self._start(request)
+            sandbox, files = await self._start(request, held)
             start = "forked" if sandbox.is_forked else "cold"
             metrics().sandbox_starts.labels(start).inc()
             metrics().sandbox_start_seconds.labels(start).observe(time.monotonic() - begin)
@@ -141,18 +155,42 @@ class SandboxManager:
             try:
                 result = await run.execute(
                     methods=methods,
-                    dispatch=request.dispatch,
+                    dispatch=files.around(request.dispatch),
                     host_methods={IMPORTER.token: self._importer(request, sandbox)},
                 )
                 metrics().sandbox_runs.labels(result.stop_type.name).inc()
             finally:
                 self._running.pop(request.run_id, None)
-            if run.rest is not None:
+            if run.rest is not None and files.are_exchanged:
+                await run.rest.aclose()  # processes that still run could change what is committed
+            elif run.rest is not None:
                 held.push_async_exit(run.rest)
                 ending = asyncio.create_task(_close_later(held.pop_all()), name="sandbox-ending")
                 self._ending.add(ending)
                 ending.add_done_callback(self._ending.discard)
-            return result
+            committed = await files.committed(result)
+            if request.on_output is not None and (note := committed.output[len(result.output) :]):
+                request.on_output(note)
+            return committed
+
+    async def forget(
+        self, program_id: str, *, chat_key: str, container_key: str, fence: int | None = None
+    ) -> None:
+        """Remove what was saved for another attempt at a program (``RunRequest.program_id``): there is none.
+
+        Call it when the result is recorded: a process that dies before runs the program again. What a failure
+        leaves is removed when it is among the oldest.
+        """
+        directory = self._directories.shared_dir(container_key)
+        if not has_originals(directory):
+            return
+        try:
+            async with self._areas.for_run(chat_key, container_key, fence=fence) as used:
+                await _uncancelled(asyncio.to_thread(forget_changes, directory, program_id))
+                if used is not None:
+                    await used.push()
+        except NekroError as exc:
+            logger.bind(program_id=program_id, error=str(exc)).warning("sandbox_originals_not_removed")
 
     def stop(self, run_id: str) -> bool:
         """End a run at an operator's request (stop type MANUAL); False when it does not run here."""
@@ -163,7 +201,7 @@ class SandboxManager:
         return True
 
     def _shared_root(self) -> Path:
-        example = self._areas.shared_dir(_EXAMPLE_KEY)
+        example = self._directories.shared_dir(_EXAMPLE_KEY)
         with contextlib.suppress(OSError):
             example.rmdir()
         return example.parent
@@ -190,20 +228,31 @@ class SandboxManager:
         base = read_base(self._settings)
         return own if base is None else (*own, base.path)
 
-    async def _start(self, request: RunRequest) -> Sandbox:
+    async def _start(self, request: RunRequest, held: contextlib.AsyncExitStack) -> tuple[Sandbox, RunFiles]:
+        """Start a sandbox, and keep its files in use as long as ``held``."""
+        if self._packages is not None:
+            await self._packages.bring(request.container_key)
         with contextlib.ExitStack() as holds:
             spec = await _uncancelled(asyncio.to_thread(self._furnish, request, holds))
             self._cleaner.add(spec.shared_dir.parent)
+            # After the directories were given to the host user: files that are brought become the user's.
+            files = RunFiles(
+                await held.enter_async_context(
+                    self._areas.for_run(request.chat_key, request.container_key, fence=request.fence)
+                )
+            )
+            if request.program_id is not None and has_originals(spec.shared_dir):
+                await _uncancelled(asyncio.to_thread(undo_changes, spec.shared_dir, request.program_id))
             sandbox = await self._started_driver.start(spec)
             sandbox.on_close.append(holds.pop_all().close)
-        return sandbox
+        return sandbox, files
 
     def _furnish(self, request: RunRequest, holds: contextlib.ExitStack) -> SandboxSpec:
         """Prepare the host user and the shared directory of a sandbox, and hold both."""
         container_key = request.container_key
         user = holds.enter_context(hold_user(container_key, settings=self._settings))
         if self._in_images:
-            shared_dir = self._areas.shared_dir(container_key)
+            shared_dir = self._directories.shared_dir(container_key)
             holds.callback(mount_and_hold(shared_dir, self._settings).release)
         spec = self._spec(request, user)
         if not self._in_images:
@@ -213,8 +262,8 @@ class SandboxManager:
     def _spec(self, request: RunRequest, user: UserHold) -> SandboxSpec:
         container_key = request.container_key
         spec = SandboxSpec(
-            shared_dir=self._areas.shared_dir(container_key),
-            uploads_dir=self._areas.uploads_dir(request.chat_key),
+            shared_dir=self._directories.shared_dir(container_key),
+            uploads_dir=self._directories.uploads_dir(request.chat_key),
             uid=user.uid,
             preload=self._settings.preload,
             layers=self._layers(container_key),

@@ -7,18 +7,23 @@ parsed from the output of the code.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum, StrEnum
 from typing import Final
 
+from nekro.wire.invocation import new_id
 from nekro_agent.methods import SandboxMethodType
 
 __all__ = [
     "ARGUMENT_ERROR",
     "GONE_SECONDS",
     "HOST_TOKEN_PREFIX",
+    "MOST_READINGS_BYTES",
+    "NOT_RESUMABLE",
+    "READINGS_BYTES",
     "STOPS",
     "Dispatch",
     "KeptVariables",
@@ -32,6 +37,7 @@ __all__ = [
     "StubCall",
     "StubMethod",
     "StubResult",
+    "random_call_id",
 ]
 
 #: The ``Raised.error_type`` that the code sees as a ``TypeError``: the arguments were wrong.
@@ -41,9 +47,16 @@ GONE_SECONDS: Final = 10.0
 #: Begins the tokens of what the host itself serves. A plugin's token is an identifier, so it differs.
 HOST_TOKEN_PREFIX: Final = "host:"  # noqa: S105 - a name, not a secret
 
+#: Most bytes of readings in one call, and in all calls of a program; a guest that reads more says
+#: ``NOT_RESUMABLE``.
+READINGS_BYTES: Final = 64 << 10
+MOST_READINGS_BYTES: Final = 1 << 20
+NOT_RESUMABLE: Final = "!"
+
 
 class StopType(IntEnum):
-    """Why a run ended; decided by the host. The numbers are those of the reference, which has no APPROVAL."""
+    """Why a run ended; decided by the host. The numbers are those of the reference, which has none of those
+    from 14."""
 
     #: The code ran to its end.
     NORMAL = 0
@@ -61,6 +74,10 @@ class StopType(IntEnum):
     MULTIMODAL_AGENT = 11
     #: A call waits until a person approves it; the lines after it did not run.
     APPROVAL = 14
+    #: A program that was run again after its worker died took another course than before.
+    DIVERGED = 15
+    #: The program waits for a job, a time or an answer, and goes on then.
+    WAITING = 16
 
 
 #: Stop types of runs that a result ended, by the type of the method.
@@ -68,6 +85,10 @@ STOPS: Mapping[SandboxMethodType, StopType] = {
     SandboxMethodType.AGENT: StopType.AGENT,
     SandboxMethodType.MULTIMODAL_AGENT: StopType.MULTIMODAL_AGENT,
 }
+
+
+#: Stop types of runs that end at a call.
+STOPPED_BY_CALL: Final = (*STOPS.values(), StopType.APPROVAL, StopType.DIVERGED, StopType.WAITING)
 
 
 class Limit(StrEnum):
@@ -126,6 +147,9 @@ class StubCall:
     arguments: bytes
     #: The line of the code that makes it, from 1, as the sandbox says; None if it says none. Only shown.
     line: int | None = None
+    #: What the program has read since its last call, such as clocks: its form is checked, and no host reads
+    #: it. "" when it has read nothing; ``NOT_RESUMABLE`` when the program cannot be run again.
+    readings: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +193,11 @@ class KeptVariables:
     not_kept: tuple[str, ...] = ()
 
 
+def random_call_id(token: str, arguments: bytes, readings: str) -> str:
+    """Return an id that no other attempt at the run makes; see ``RunRequest.call_id``."""
+    return new_id()
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
     """One piece of code to run.
@@ -180,9 +209,14 @@ class RunRequest:
     run_id: str
     chat_key: str
     container_key: str
+    #: Fencing token of the chat's lease, which changes of files in a store require; None: there is no lease.
+    fence: int | None = None
     code: str
     methods: Sequence[StubMethod]
     dispatch: Dispatch
+    #: Returns the id of the next call, by its token, arguments and readings; called in the order of the
+    #: calls, also for those that are not dispatched.
+    call_id: Callable[[str, bytes, str], str] = field(default=random_call_id, repr=False)
     #: Whether a call with these arguments must not be made; such a call ends the run with SECURITY.
     is_forbidden: Callable[[bytes], bool] | None = field(default=None, repr=False)
     #: None means the setting ``sandbox.wall_seconds``.
@@ -193,6 +227,15 @@ class RunRequest:
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     #: Called with each piece of cleaned output while the code runs; must not block.
     on_output: Callable[[str], None] | None = field(default=None, repr=False)
+    #: The source of the program's random numbers, 64 hexadecimal digits: ``ProgramSecrets.seed``
+    #: where the program may be run again.
+    seed: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+    #: All ``StubCall.readings`` of an earlier attempt in their order, joined by commas: this one reads the
+    #: same values before it reads its own.
+    readings: str = field(default="", repr=False)
+    #: Id of a program that may be run again, the same in each attempt: what one changes in the shared files
+    #: is undone before the next one (``nekro.sandbox.undo``). None: it is not run again.
+    program_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,5 +260,7 @@ class RunResult:
     started_at: datetime
     duration_seconds: float
     driver: str
+    #: What it read after its last call, as ``StubCall.readings``.
+    readings: str = ""
     #: The variables at its end; None if none are to be kept, or if the run was killed.
     kept: KeptVariables | None = None

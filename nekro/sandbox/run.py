@@ -20,6 +20,7 @@ from nekro.sandbox.limits.processes import threads_of_user
 from nekro.sandbox.limits.quota import Quota
 from nekro.sandbox.models import (
     GONE_SECONDS,
+    STOPPED_BY_CALL,
     Dispatch,
     KeptVariables,
     Limit,
@@ -30,6 +31,7 @@ from nekro.sandbox.models import (
 )
 from nekro.sandbox.shared import ProgramLinks, mentions_areas
 from nekro.sandbox.streams import OutputCollector, clean_text
+from nekro.sandbox.undo import MOST_UNDO_BYTES, undo_name
 from nekro.sandbox.variables import MOST_VARIABLES, read_kept, reserved_names
 
 __all__ = ["SandboxRun", "judge"]
@@ -46,7 +48,6 @@ _MANUAL_EXIT_CODE: Final = 9
 _ERROR_CHARS: Final = 4000
 #: A run that writes this many times what is kept is a flood.
 _KILL_FACTOR: Final = 16
-_STOPPED_BY_CALL: Final = (StopType.AGENT, StopType.MULTIMODAL_AGENT, StopType.APPROVAL)
 #: Exit codes of the signals that the kernel sends to enforce a resource limit.
 _LIMIT_SIGNALS: Final = {128 + 24: Limit.CPU, 128 + 25: Limit.FILE_SIZE}
 _HINTS: Final = {limit.value: limit for limit in Limit if limit is not Limit.WALL}
@@ -116,6 +117,8 @@ class SandboxRun:
             unread=self._guards.add("unread", allowed_seconds=limits.unread_seconds),
             host_methods=host_methods,
             is_forbidden=self._request.is_forbidden,
+            call_id=self._request.call_id,
+            readings_bytes=len(self._request.readings),
         )
         async with contextlib.AsyncExitStack() as clean_up:
             clean_up.callback(self._guards.close)
@@ -161,6 +164,7 @@ class SandboxRun:
             duration_seconds=time.monotonic() - begin,
             driver=self._driver,
             kept=kept,
+            readings="" if outcome.exit is None else outcome.exit.readings,
         )
 
     async def _kept(self, bridge: Bridge, stop_type: StopType, limit: Limit | None) -> KeptVariables | None:
@@ -216,15 +220,32 @@ class SandboxRun:
             "figures": self._settings.figures,
             "keep": {"bytes": self._request.keep_bytes, "most": MOST_VARIABLES},
             "variables": dict(self._request.variables),
+            "replay": {
+                "seed": self._request.seed,
+                "readings": self._request.readings,
+                "undo": self._undo(),
+            },
         }
         return json.dumps(run).encode()
+
+    def _undo(self) -> dict[str, Any] | None:
+        """Return how the guest saves what files contain before it changes them; None: it does not."""
+        if self._request.program_id is None:
+            return None
+        if self._quota is None:
+            room = os.statvfs(self._sandbox.spec.shared_dir)
+            free = room.f_bavail * room.f_frsize
+        else:
+            free = self._quota.most_bytes - self._quota.used_bytes
+        # Half of what is free, so that a program does not meet the limit because of its own copies.
+        return {"name": undo_name(self._request.program_id), "most_bytes": min(free // 2, MOST_UNDO_BYTES)}
 
     async def _falls_silent(self, outcome: BridgeOutcome, bridge: Bridge) -> bool:
         """Give code that a method's result stopped time to clean up; returns whether it closed the socket.
 
         Code may close it early: it can make no more calls, and only its own later output is lost.
         """
-        if outcome.stop not in _STOPPED_BY_CALL:
+        if outcome.stop not in STOPPED_BY_CALL:
             return False
         try:
             async with asyncio.timeout(_KEEP_SECONDS if self._request.keep_bytes else _STOP_SECONDS):

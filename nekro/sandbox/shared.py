@@ -29,6 +29,8 @@ from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.files import safe_files
 
 __all__ = [
+    "IDLE_SWEEPS",
+    "LINK_NAMES",
     "Hold",
     "ProgramLinks",
     "SharedCleaner",
@@ -38,8 +40,8 @@ __all__ = [
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ALL: Final = 0o700
-#: How many sweeps fit into the idle time.
-_SWEEPS: Final = 10
+#: How many sweeps for idle directories fit into the idle time.
+IDLE_SWEEPS: Final = 10
 
 
 class Hold:
@@ -106,7 +108,7 @@ class SharedCleaner:
         self._task = None
 
     async def _sweep_for_ever(self) -> None:
-        pause = max(self._idle_seconds / _SWEEPS, FRESH_SECONDS)
+        pause = max(self._idle_seconds / IDLE_SWEEPS, FRESH_SECONDS)
         while True:
             await asyncio.sleep(pause)
             for parent in list(self._parents):
@@ -159,14 +161,14 @@ def _changed_since(fd: int, before: float) -> bool:
 
 
 #: As in the guest, whose modules the host does not import.
-_NAMES: Final = ("shared", "uploads")
+LINK_NAMES: Final = ("shared", "uploads")
 #: ``struct flock`` of 64-bit Linux: type, whence, start, length, process.
 _LOCK: Final = struct.Struct("hhqqi4x")
 
 
 def mentions_areas(texts: Iterable[str]) -> bool:
     """Whether a program with these texts, its code and its variables, may get links."""
-    return any(name in text for text in texts for name in _NAMES)
+    return any(name in text for text in texts for name in LINK_NAMES)
 
 
 class ProgramLinks:
@@ -183,7 +185,7 @@ class ProgramLinks:
         try:
             if self._has_others():
                 return
-            targets = {name: target for name in _NAMES if (target := self._remove(name)) is not None}
+            targets = {name: target for name in LINK_NAMES if (target := self._remove(name)) is not None}
             if targets and self._has_others():  # it started meanwhile, and has seen them
                 for name, target in targets.items():
                     with contextlib.suppress(OSError):

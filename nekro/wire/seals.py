@@ -33,13 +33,17 @@ __all__ = [
     "CONSOLE_CSRF",
     "CONSOLE_LOGIN",
     "CONTROL",
+    "PACKAGE",
+    "PROGRAM",
     "PROOF_HEADER",
     "SIGNATURE_HEADER",
     "TASK",
     "TICKET",
     "HttpSigner",
     "HttpVerifier",
+    "ProgramSecrets",
     "Seal",
+    "hash_seed",
 ]
 
 #: Task messages: ``nekro.broker.celery.tasks``.
@@ -50,12 +54,17 @@ CONTROL: Final = "nekro control command 1"
 TICKET: Final = "nekro stream ticket 1"
 #: Approvals of calls: ``nekro.app.approvals.requests``.
 APPROVAL: Final = "nekro approval 1"
+#: Archives of packages that plugins import: ``nekro.plugins.stored_packages``.
+PACKAGE: Final = "nekro plugin package 1"
 #: Cookies of the console, and what a request that changes something repeats:
 #: ``nekro.gateway.access.sessions``.
 CONSOLE: Final = "nekro console session 1"
 CONSOLE_CSRF: Final = "nekro console request 1"
 #: Codes of login links: ``nekro.gateway.access.signed_texts``.
 CONSOLE_LOGIN: Final = "nekro console login 1"
+
+#: Secrets of programs, and the order of their sets: ``ProgramSecrets``, ``hash_seed``.
+PROGRAM: Final = "nekro program seed 1"
 
 
 class Seal:
@@ -87,6 +96,34 @@ class Seal:
             and signature.isascii()
             and hmac.compare_digest(self.sign(fields), signature)
         )
+
+
+class ProgramSecrets:
+    """What is the same in each attempt of a program, and unknown to other programs.
+
+    Each method takes the id of the round, or of a run without one, and returns 64 hexadecimal digits.
+    """
+
+    def __init__(self, key: SecretStr) -> None:
+        """Derive them from ``broker_config.embedded.resolve_signing_key``."""
+        self._seal = Seal(key, purpose=PROGRAM)
+
+    def seed(self, run_id: str) -> str:
+        """The source of the program's random numbers, which it knows; see ``RunRequest.seed``."""
+        return self._seal.sign(["random", run_id])
+
+    def ids(self, run_id: str) -> str:
+        """The key of the ids of its calls."""
+        return self._seal.sign(["ids", run_id])
+
+    def check_word(self, run_id: str) -> str:
+        """The source of the one-time word in the prompt of its round."""
+        return self._seal.sign(["check word", run_id])
+
+
+def hash_seed(key: SecretStr) -> int:
+    """Return this installation's ``SandboxDriver.hash_seed``; ``key`` as in ``ProgramSecrets``."""
+    return int(Seal(key, purpose=PROGRAM).sign(["hash"])[:8], 16)
 
 
 SIGNATURE_HEADER: Final = "x-nekro-signature"

@@ -72,7 +72,13 @@ async def get_qdrant_client() -> Any:
 
     Raises:
         PackageInstallError: the package ``qdrant-client`` is not installed.
+        SettingsError: no server is configured, and hosts share no disk for the embedded database.
     """
+    if not config.QDRANT_URL and runtime.is_bound() and runtime.current().areas.is_synced:
+        raise SettingsError(
+            "get_qdrant_client: hosts that share no disk (NEKRO_FILES__URL) cannot share the embedded "
+            "database; set NEKRO_QDRANT__URL to the address of a Qdrant server"
+        )
     try:
         from qdrant_client import AsyncQdrantClient
     except ImportError as exc:

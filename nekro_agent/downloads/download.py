@@ -21,7 +21,7 @@ from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import DownloadError, DownloadRefusedError, FencedError, InvalidValueError
 from nekro_agent.files import safe_files, staging, uploads
 from nekro_agent.files.areas import shared_place
-from nekro_agent.ports import DownloadClaim, DownloadReport, Downloads, DownloadStatus
+from nekro_agent.ports import DownloadClaim, DownloadParts, DownloadReport, Downloads, DownloadStatus
 from nekro_agent.runtime import DownloadPolicy
 
 __all__ = [
@@ -71,6 +71,7 @@ class _Claim:
     fence: int
     previous: DownloadStatus | None
     is_ended: bool = False
+    parts: DownloadParts | None = None
     is_lost: bool = False
     _done_bytes: int = 0
     _whole_bytes: int | None = None
@@ -189,12 +190,15 @@ async def _alone(order: DownloadOrder, claims: Downloads) -> Download:
     while True:
         claim = await claims.claim(order.target, request=order.request)
         status = await claims.status(order.target) if claim is None else claim.previous
-        report = None if waits_since is None else _shared(order, status, since=waits_since)
+        ended = None if waits_since is None else _ended(order, status, since=waits_since)
+        report = ended if ended is not None and _is_here(order, ended) else None
         if claim is not None and report is None:
             try:
-                return await _claimed(order, claim)
+                return await _claimed(order, claim, known=ended)
             except FencedError:
-                continue  # this process was suspended so long that another one took over
+                # This process was suspended so long that another one took over, and may have ended since.
+                waits_since = claim.fence if waits_since is None else waits_since
+                continue
         if claim is not None:
             await claim.end(report)
         if report is not None:
@@ -205,16 +209,26 @@ async def _alone(order: DownloadOrder, claims: Downloads) -> Download:
         await asyncio.sleep(REFRESH_SECONDS)
 
 
-def _shared(order: DownloadOrder, status: DownloadStatus | None, *, since: int) -> DownloadReport | None:
+def _ended(order: DownloadOrder, status: DownloadStatus | None, *, since: int) -> DownloadReport | None:
     """Return how a download ended during the wait, if it was for the same request; else None."""
     if status is None or status.report is None or status.fence < since or status.request != order.request:
         return None
-    is_there = order.place.is_file() and order.place.stat().st_size == status.report.size_bytes
-    return status.report if is_there or status.report.error is not None else None
+    return status.report
 
 
-async def _claimed(order: DownloadOrder, claim: DownloadClaim) -> Download:
+def _is_here(order: DownloadOrder, report: DownloadReport) -> bool:
+    """Whether a report is valid on this host, which may share no disk with the one that downloaded."""
+    is_there = order.place.is_file() and order.place.stat().st_size == report.size_bytes
+    return is_there or report.error is not None
+
+
+async def _claimed(
+    order: DownloadOrder, claim: DownloadClaim, *, known: DownloadReport | None = None
+) -> Download:
     """Download under a claim, which is released with the result.
+
+    Args:
+        known: how the same request has just ended, on another host or with a file that is gone.
 
     Raises:
         FencedError: the claim passed to another worker, which continues with the partial file.
@@ -224,7 +238,7 @@ async def _claimed(order: DownloadOrder, claim: DownloadClaim) -> Download:
         # Imported here: it takes 25 ms, for an HTTP client, and each worker imports this module.
         from nekro_agent.downloads.attempt import attempt
 
-        report = await attempt(order, claim)
+        report = await attempt(order, claim, known=known)
         return _result(order, report)
     except DownloadError as exc:
         report = DownloadReport(error=str(exc), retryable=exc.retryable)

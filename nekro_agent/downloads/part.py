@@ -261,6 +261,18 @@ class PartFile:
             self._forget_hashed()
             return True
 
+    def read(self, offset: int, size: int) -> bytes:
+        """Return received bytes.
+
+        Raises:
+            DownloadError: the file is shorter than what was written to it.
+        """
+        data = os.pread(self._file, size, offset)
+        if len(data) < size:
+            raise self._was_cut()
+        self._let_go(offset, offset + size)
+        return data
+
     @property
     def inode(self) -> int:
         """Number of the open file."""

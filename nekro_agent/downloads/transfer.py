@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,6 +64,8 @@ class Transfer:
         sha256: str | None,
         state: PartState | None,
         on_progress: Callable[[int, int | None], None],
+        on_written: Callable[[PartState | None, int, int], Awaitable[None]] | None = None,
+        alignment: Callable[[int], int] | None = None,
     ) -> None:
         """Create the transfer.
 
@@ -71,6 +73,9 @@ class Transfer:
             state: the state that an earlier attempt left in ``part``; None if it is empty.
             on_progress: called with the received bytes and the whole size; an exception ends the
                 transfer.
+            on_written: called with the state and the range of the bytes that were written; the connection
+                waits for it.
+            alignment: returns, for the whole size, the size whose multiples are limits of segments.
         """
         self._source = source
         self._part = part
@@ -78,6 +83,8 @@ class Transfer:
         self._max_bytes = max_bytes
         self._sha256 = sha256
         self._on_progress = on_progress
+        self._on_written = on_written
+        self._alignment = alignment
         self._validator = state.validator if state else None
         self._whole = state.whole_bytes if state else None
         #: False once the server has ignored a range request.
@@ -138,8 +145,13 @@ class Transfer:
         gaps = self._part.spans.missing(self._whole) if self._whole is not None else []
         if self._whole is not None and not gaps and self._part.spans.total == self._whole:
             return Content(url=self._source.url, content_type=None)
-        start = gaps[0][0] if gaps else 0
-        async with self._source.open(start=start, validator=self._validator if start else None) as answer:
+        start, end = gaps[0][0] if gaps else 0, None
+        if start and self._can_resume:
+            # Only the first segment: what a server has sent of others when the connection is closed is lost.
+            self._accepts_ranges, end = True, self._segments(start)[0].end
+        async with self._source.open(
+            start=start, end=end, validator=self._validator if start else None
+        ) as answer:
             await self._admit(answer, start)
             await self._bring(answer, start)
         if self._whole is None:
@@ -215,9 +227,12 @@ class Transfer:
         if len(gaps) <= 1 and not self._is_worth_splitting(missing):
             return [_Segment(start, self._whole)]
         share = missing // (4 * self._policy.connections)
-        size = min(max(share, _LEAST_SEGMENT_BYTES), _MOST_SEGMENT_BYTES)
+        unit = 1 if self._alignment is None else self._alignment(self._whole)
+        size = max(unit, min(max(share, _LEAST_SEGMENT_BYTES), _MOST_SEGMENT_BYTES) // unit * unit)
         return [
-            _Segment(begin, min(begin + size, end)) for gap, end in gaps for begin in range(gap, end, size)
+            _Segment(max(gap, begin), min(begin + size, end))
+            for gap, end in gaps
+            for begin in range(gap // unit * unit, end, size)
         ] or [_Segment(start, self._whole)]
 
     def _is_worth_splitting(self, missing: int) -> bool:
@@ -297,6 +312,8 @@ class Transfer:
         if self._part.is_hash_behind:
             self._grown.set()
         self._on_progress(self._part.spans.total, self._whole)
+        if self._on_written is not None:
+            await self._on_written(self.state, segment.position - size, segment.position)
 
     async def _after_cut(self, exc: Interrupted) -> None:
         held = self._part.spans.total

@@ -78,13 +78,13 @@ def refuse_links(root: Path, relative: PurePosixPath) -> None:
     """
     if relative.parts:
         with contextlib.suppress(FileNotFoundError):
-            safe_files.mode_of(root, relative)
+            safe_files.info_of(root, relative)
 
 
 def exists(root: Path, relative: PurePosixPath) -> bool:
     """Whether a regular file or a directory exists there, reached without links."""
     try:
-        mode = safe_files.mode_of(root, relative)
+        mode = safe_files.info_of(root, relative).st_mode
     except (FileNotFoundError, InvalidValueError):
         return False
     return stat.S_ISREG(mode) or stat.S_ISDIR(mode)

@@ -48,6 +48,10 @@ class FileSystem:
     """The two areas that a chat's sandboxed code and its plugins share.
 
     ``/app/uploads`` is per chat and read-only in the sandbox; ``/app/shared`` is writable there.
+
+    If the files are in a store, the first request of a call for a path brings the area to this host, and what
+    the call has changed is committed at its end. Code outside of calls has the version of the last second;
+    its changes are committed within seconds, for ten minutes after its last request for a path.
     """
 
     def __init__(self, chat_key: str, container_key: str, *, plugin_key: str | None = None) -> None:
@@ -118,7 +122,7 @@ class FileSystem:
             UploadQuotaError: the chat's uploads have no space for it.
             TypeError: ``file`` has another type.
         """
-        await staging.settle()
+        await self._begin()
         name = safe_basename(file_name) if file_name else ""
         if isinstance(file, bytes | bytearray | memoryview):
             return await self._deliver_upload(bytes(file), name)
@@ -147,7 +151,7 @@ class FileSystem:
             DownloadError: the URL could not be fetched.
             UploadQuotaError: the chat's uploads have no space for it.
         """
-        await staging.settle()
+        await self._begin()
         name = safe_basename(file_name) if file_name else ""
         if is_url_path(file) or is_data_url(file):
             return await self.mixed_forward_file(file, name)
@@ -171,6 +175,13 @@ class FileSystem:
             return sandbox_path
         stored = await asyncio.to_thread(_upload, self.upload_path, target, path.open("rb"))
         return f"{layout.SANDBOX_UPLOADS}/{stored}"
+
+    async def _begin(self) -> None:
+        """Let the areas have what this call wrote, and this host the areas."""
+        areas = runtime.current().areas
+        if areas.is_synced:  # else a request for a path below would bring them, and block the event loop
+            await areas.bring(chat_key=self.chat_key, container_key=self.container_key)
+        await staging.settle()
 
     async def _deliver_upload(self, content: bytes, name: str, *, suffix: str = "") -> str:
         suffix = suffix_of(content[:HEAD_BYTES]) or suffix

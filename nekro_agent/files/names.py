@@ -23,12 +23,14 @@ from nekro_agent.files.areas import safe_basename
 __all__ = [
     "HEAD_BYTES",
     "IMAGE_TYPES",
+    "chosen_type",
     "content_type",
     "media_type_of",
     "picture_type",
     "plain_name",
     "stated_name",
     "suffix_of",
+    "told_type",
 ]
 
 #: Enough of a file to recognise it.
@@ -79,14 +81,14 @@ _CONTAINERS: Final = frozenset({"application/zip", "application/gzip", "video/mp
 _FOREIGN: Final = ("text/", "image/", "application/pdf", "application/json", "application/xml")
 
 
-def _type_of(head: bytes) -> str | None:
+def told_type(head: bytes) -> str | None:
     """Return the media type that a file's first ``HEAD_BYTES`` bytes tell; None if they tell none."""
     return next((media_type for media_type, _, begins in _BEGINNINGS if begins.match(head)), None)
 
 
 def picture_type(head: bytes) -> str | None:
     """Return the media type of a picture that endpoints accept, by its first 16 bytes; None for others."""
-    media_type = _type_of(head)
+    media_type = told_type(head)
     return media_type if media_type in IMAGE_TYPES else None
 
 
@@ -101,7 +103,16 @@ def content_type(name: str, head: bytes) -> str:
     Args:
         head: its first ``HEAD_BYTES`` bytes.
     """
-    named, found = media_type_of(name), _type_of(head)
+    return chosen_type(name, told_type(head))
+
+
+def chosen_type(name: str, found: str | None) -> str:
+    """Return the media type of a file.
+
+    Args:
+        found: what ``told_type`` returns for it.
+    """
+    named = media_type_of(name)
     if found is None:
         # A browser shows pictures in place: a file is one only if it begins like one.
         return _UNKNOWN if named in IMAGE_TYPES else named

@@ -15,10 +15,19 @@ import errno
 import os
 import secrets
 import stat
+import tempfile
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Any, BinaryIO, Final, NamedTuple
 
-__all__ = ["Modes", "make_directory", "modes_within", "open_private", "restrict", "write_private"]
+__all__ = [
+    "Modes",
+    "make_directory",
+    "modes_within",
+    "open_private",
+    "open_unnamed",
+    "restrict",
+    "write_private",
+]
 
 _OTHERS: Final = 0o077
 _PASS: Final = 0o011
@@ -73,6 +82,18 @@ def open_private(path: Path, mode: str, **options: Any) -> IO[Any]:
     A link at ``path`` is not followed.
     """
     return open(path, mode, opener=_open_descriptor, **options)
+
+
+def open_unnamed(directory: Path) -> BinaryIO:
+    """Open a private file without a name in a directory, which may get a name later (``FileCache.adopt``)."""
+    try:
+        # `tempfile` adds O_EXCL, and the kernel gives such a file no name.
+        fd = os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        if exc.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+        return tempfile.TemporaryFile(dir=directory)  # not every file system has such files
+    return open(fd, "w+b")
 
 
 def write_private(path: Path, content: str | bytes) -> None:

@@ -42,9 +42,9 @@ __all__ = [
     "create_file",
     "empty_directory",
     "give_tree",
+    "info_of",
     "list_files",
     "measure",
-    "mode_of",
     "open_file",
     "parent_of",
     "read_file",
@@ -111,8 +111,8 @@ def sha256_of(file: BinaryIO) -> str:
     return digest.hexdigest()
 
 
-def mode_of(root: Path | int, path: str | PurePath) -> int:
-    """Return the ``st_mode`` of a path below ``root`` of any type but a link, without opening it.
+def info_of(root: Path | int, path: str | PurePath) -> os.stat_result:
+    """Return the status of a path below ``root`` of any type but a link, without opening it.
 
     Raises:
         InvalidValueError: the path leaves ``root``, or is or follows a link.
@@ -122,12 +122,12 @@ def mode_of(root: Path | int, path: str | PurePath) -> int:
     with directory(root) as root_fd:
         fd = open_beneath(root_fd, components, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        mode = os.fstat(fd).st_mode
+        info = os.fstat(fd)
     finally:
         os.close(fd)
-    if stat.S_ISLNK(mode):  # possible after walking; openat2 refuses links itself
+    if stat.S_ISLNK(info.st_mode):  # possible after walking; openat2 refuses links itself
         raise refused("/".join(components), "it leads over a link")
-    return mode
+    return info
 
 
 @contextlib.contextmanager

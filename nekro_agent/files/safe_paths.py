@@ -30,6 +30,7 @@ from nekro_agent.errors import InvalidValueError
 
 __all__ = [
     "DIRECTORY",
+    "MAX_DEPTH",
     "Node",
     "directory",
     "empty_directory",

@@ -18,7 +18,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -36,6 +36,7 @@ from nekro_agent.files.private_files import make_directory
 __all__ = [
     "CallFiles",
     "call_scope",
+    "commit",
     "files_of_call",
     "new_directory",
     "opened",
@@ -62,6 +63,9 @@ _State: TypeAlias = tuple[int, int, int]
 
 class CallFiles(Protocol):
     """The files that a call may name by text; see ``nekro_agent.files.file_system.FileSystem``."""
+
+    chat_key: str
+    container_key: str
 
     def open_named(self, text: str) -> AbstractContextManager[BinaryIO]:
         """Open the file that a text names for reading.
@@ -203,18 +207,44 @@ def new_directory() -> Path:
     return directory
 
 
-def call_scope(files: CallFiles | None = None) -> AbstractAsyncContextManager[None]:
+def call_scope(
+    label: str,
+    files: CallFiles | None = None,
+    *,
+    chat_key: str | None = None,
+    container_key: str | None = None,
+    plugin_key: str | None = None,
+) -> AbstractAsyncContextManager[None]:
     """Stage files for plugin code in the block; at its end copy changes back and clean up.
 
-    Nothing is copied back when the block was cancelled, because files may be incomplete.
+    With files in a store, the areas that the block used are committed after that. Nothing is copied back or
+    committed when the block was cancelled, because files may be incomplete.
 
     Args:
+        label: what runs, such as the full name of a method; see ``FileAreas.scope``.
         files: those of the chat and plugin that are served; None if there is not exactly one.
+        chat_key, container_key: whose areas the block probably uses; None: those of ``files``.
+        plugin_key: whose code runs.
 
     Raises:
+        ConflictError: another host has changed the same file of the plugin's directory.
         InvalidValueError: a file could not be copied back, for example because a directory has its name.
+        FilesQuotaError, StorageUnavailableError, DamagedFileError: files of a store could not be brought or
+            committed.
     """
-    return _Scope(files)
+    scope = _Scope(files)
+    if not runtime.is_bound() or not (areas := runtime.current().areas).is_synced:
+        return scope
+    if files is not None:
+        chat_key, container_key = chat_key or files.chat_key, container_key or files.container_key
+    used = areas.scope(label, chat_key=chat_key, container_key=container_key, plugin_key=plugin_key)
+    return _both(used, scope)
+
+
+@contextlib.asynccontextmanager
+async def _both(areas: AbstractAsyncContextManager[object], scope: _Scope) -> AsyncIterator[None]:
+    async with areas, scope:
+        yield
 
 
 def files_of_call() -> CallFiles | None:
@@ -262,6 +292,12 @@ async def settle() -> None:
     scope = _current()
     if scope is not None:
         await scope.settle()
+
+
+async def commit() -> None:
+    """Show other hosts what the current call has changed in its areas; without a store they see it anyway."""
+    if runtime.is_bound() and (areas := runtime.current().areas).is_synced:
+        await areas.commit()
 
 
 def private_path(area: Path, relative: PurePosixPath) -> Path | None:
@@ -349,6 +385,6 @@ def _files(directory: Path) -> Iterator[tuple[str, _State]]:
 
 def _is_directory(area: Path, relative: PurePosixPath) -> bool:
     try:
-        return stat.S_ISDIR(safe_files.mode_of(area, relative))
+        return stat.S_ISDIR(safe_files.info_of(area, relative).st_mode)
     except FileNotFoundError:
         return False

@@ -34,12 +34,12 @@ from nekro_agent.files.private_files import make_directory, modes_within, open_p
 from nekro_agent.files.safe_paths import directory
 from nekro_agent.runtime import UploadPolicy
 
-__all__ = ["UploadArea", "area_of", "remove_expired"]
+__all__ = ["UploadArea", "area_of", "numbered", "remove_expired"]
 
 _LOCKS: Final = 64
 _CHUNK_BYTES: Final = 1 << 20
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Names of files that a killed writer leaves behind.
+#: Names of files that a writer has not finished, or that a killed one left behind.
 _UNFINISHED: Final = re.compile(r"\.[0-9a-f]{16}\.(part|download)")
 _MOST_NAMES: Final = 1_000_000
 
@@ -102,7 +102,7 @@ class UploadArea:
                 with os.fdopen(fd, "wb") as file:
                     written = safe_files.write_sparse(file, _hashed(_chunks(source, size), digest))
                 with self._locked():
-                    names = _numbered(name) if numbers else iter([name])
+                    names = numbered(name) if numbers else iter([name])
                     return self._name_free(area_fd, part, names, size=written, digest=digest.hexdigest())
             finally:
                 with contextlib.suppress(FileNotFoundError):  # it has its name, or is not needed
@@ -138,7 +138,7 @@ class UploadArea:
         If a file with the same content is used instead, the finished one is left.
         """
         with directory(self.path) as area_fd, self._locked():
-            return self._name_free(area_fd, path.name, _numbered(name), size=size, digest=sha256)
+            return self._name_free(area_fd, path.name, numbered(name), size=size, digest=sha256)
 
     def reserve(self, fd: int, *, part: Path, target: Path, size: int) -> None:
         """Extend an open file of the area to the size that it will have.
@@ -295,7 +295,7 @@ def _digest_of(area_fd: int, name: str) -> str:
         return safe_files.sha256_of(file)
 
 
-def _numbered(name: str) -> Iterator[str]:
+def numbered(name: str) -> Iterator[str]:
     """Yield the name, then it with numbers before its suffix, within the length of a file name."""
     yield name
     path = PurePosixPath(name)

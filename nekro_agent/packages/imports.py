@@ -119,16 +119,17 @@ def _in_environment(requirement: Requirement) -> bool:
 
 def _install(store: LayerStore, requirement: Requirement, options: PipOptions) -> Layer:
     _check_policy(requirement)
+    fleet = runtime.package_policy().fleet
     _log.bind(requirement=str(requirement)).info("package_installation_started")
     if bridge.can_wait():
-        return bridge.wait(asyncio.to_thread(store.install, requirement, options))
+        return bridge.wait(asyncio.to_thread(store.install, requirement, options, fleet))
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
         # It was called in a task that the plugin created, which cannot wait for a thread.
         _log.bind(
             requirement=str(requirement), fix="call dynamic_import_pkg in the method itself or at import"
         ).warning("package_installation_blocks_event_loop")
-    return store.install(requirement, options)
+    return store.install(requirement, options, fleet)
 
 
 def _check_policy(requirement: Requirement) -> None:

@@ -32,7 +32,7 @@ import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -45,9 +45,19 @@ from nekro_agent.execution.tied_process import tied_to_this_process
 from nekro_agent.files.private_files import make_directory, open_private, write_private
 from nekro_agent.packages.contexts import add_installed
 
-__all__ = ["Layer", "LayerStore", "PipOptions", "base_version", "satisfies", "top_level_names"]
+__all__ = [
+    "MANIFEST",
+    "FleetPackages",
+    "Layer",
+    "LayerStore",
+    "PipOptions",
+    "base_version",
+    "satisfies",
+    "top_level_names",
+]
 
-_MANIFEST: Final = "layer.json"
+#: Name of the file in a layer that describes it.
+MANIFEST: Final = "layer.json"
 _TEMPORARY: Final = ".part-"
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
 _log = get_sub_logger("packages")
@@ -100,6 +110,18 @@ class Layer:
             sys.path.append(str(self.site))
 
 
+class FleetPackages(Protocol):
+    """The layers of hosts that share no disk; methods block, and log what fails."""
+
+    def bring(self, requirement: Requirement, directory: Path, *, seconds: float) -> bool:
+        """Make a directory that has the files of a layer; False if no host has stored one that serves."""
+        ...
+
+    def keep(self, layer: Layer, directory: Path, *, seconds: float) -> None:
+        """Store a layer that this host has installed."""
+        ...
+
+
 class LayerStore:
     """All layers of one data root for this interpreter."""
 
@@ -114,8 +136,13 @@ class LayerStore:
         serving = [layer for layer in self._layers() if layer.serves(requirement)]
         return max(serving, key=lambda layer: Version(layer.version), default=None)
 
-    def install(self, requirement: Requirement, options: PipOptions) -> Layer:
-        """Install under the fleet's lock; a layer that another worker finished meanwhile is used.
+    def install(
+        self, requirement: Requirement, options: PipOptions, fleet: FleetPackages | None = None
+    ) -> Layer:
+        """Install under the lock of the directory; a layer that another worker finished meanwhile is used.
+
+        Args:
+            fleet: where other hosts have stored what they installed.
 
         Raises:
             PackageInstallError: pip failed, or the time limit passed.
@@ -129,16 +156,23 @@ class LayerStore:
             self._remove_stale()
             part = self._root / f"{_TEMPORARY}{secrets.token_hex(6)}"
             try:
+                left_seconds = max(deadline - time.monotonic(), 0.1)
+                if fleet is not None and fleet.bring(requirement, part, seconds=left_seconds):
+                    return self._publish(requirement, part)
                 _run_pip(requirement, part, options, deadline)
-                return self._publish(requirement, part)
+                layer = self._publish(requirement, part)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
+            if fleet is not None:
+                directory = self._root / layer.site.relative_to(self._root).parts[0]
+                fleet.keep(layer, directory, seconds=options.timeout_seconds)
+            return layer
 
     def _layers(self) -> Iterator[Layer]:
         if not self._root.is_dir():
             return
         for entry in self._root.iterdir():
-            manifest = entry / _MANIFEST
+            manifest = entry / MANIFEST
             if entry.name.startswith(".") or not manifest.is_file():
                 continue
             content = json.loads(manifest.read_text("utf-8"))
@@ -163,7 +197,7 @@ class LayerStore:
             "site": str(site.relative_to(part)),
             "distributions": {key: dist.version for key, dist in sorted(found.items())},
         }
-        write_private(part / _MANIFEST, json.dumps(content, indent=1))
+        write_private(part / MANIFEST, json.dumps(content, indent=1))
         final = self._root / f"{name}-{version}-{secrets.token_hex(4)}"
         part.rename(final)
         _log.bind(package=name, version=version).success("package_installed")

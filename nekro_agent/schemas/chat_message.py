@@ -31,6 +31,7 @@ __all__ = [
     "ChatMessageSegmentPoke",
     "ChatMessageSegmentType",
     "ChatType",
+    "bring_files",
     "locate_files",
     "segment_from_dict",
     "segments_from_list",
@@ -242,6 +243,14 @@ def locate_files(segments: Iterable[object], *, chat_key: str) -> None:
             path = uploads / PurePosixPath(segment.file_name).name
             is_here = not segment.remote_url or path.is_file()
             segment.local_path = str(path) if is_here else None
+
+
+async def bring_files(segments: Iterable[object], *, chat_key: str) -> None:
+    """As ``locate_files``; if the files are in a store, they are brought without blocking the event loop."""
+    present = list(segments)
+    if any(isinstance(segment, ChatMessageSegmentFile) and segment.file_name for segment in present):
+        await runtime.current().areas.bring(chat_key=chat_key)
+    locate_files(present, chat_key=chat_key)
 
 
 class ChatMessage(BaseModel):

@@ -31,7 +31,7 @@ from nekro_agent.testing.services import (
     WorldTimers,
     new_database,
 )
-from storage.files import DataAreas
+from storage.files.areas import DataAreas
 from storage.kv import SqlKeyValueStore
 from storage.timer_services import SqlCronJobs
 from workers.sdk_runtime import SqlRecords

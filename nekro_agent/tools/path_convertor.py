@@ -32,7 +32,7 @@ __all__ = [
 
 _UPLOADS = PurePosixPath(layout.SANDBOX_UPLOADS)
 _SHARED = PurePosixPath(layout.SANDBOX_SHARED)
-_AREA_NAMES = (_UPLOADS.name, _SHARED.name)
+AREA_NAMES = (_UPLOADS.name, _SHARED.name)
 
 
 class PathLocation(Enum):
@@ -72,7 +72,7 @@ def locate(
     if ".." in path.parts:
         raise InvalidValueError(f"sandbox path {text!r} contains '..'; write it without")
     if not path.is_absolute() and path.parts:
-        base = PurePosixPath(layout.SANDBOX_ROOT) if path.parts[0] in _AREA_NAMES else _SHARED
+        base = PurePosixPath(layout.SANDBOX_ROOT) if path.parts[0] in AREA_NAMES else _SHARED
         path = base / path
     for location, base in ((PathLocation.UPLOADS, _UPLOADS), (PathLocation.SHARED, _SHARED)):
         if path.is_relative_to(base):
@@ -96,7 +96,7 @@ def _without_links(
         area_of is not None
         and location is PathLocation.SHARED
         and relative.parts
-        and relative.parts[0] in _AREA_NAMES
+        and relative.parts[0] in AREA_NAMES
         and (area_of(location) / relative.parts[0]).is_symlink()
     ):
         location, relative = PathLocation(relative.parts[0]), PurePosixPath(*relative.parts[1:])

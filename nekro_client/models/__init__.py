@@ -126,6 +126,7 @@ if TYPE_CHECKING:
         TurnCause,
         TurnState,
         TurnSummary,
+        Wait,
     )
     from nekro_client.models.webhooks import (
         AdapterAnswer,
@@ -255,6 +256,7 @@ __all__ = [
     "TurnError",
     "TurnState",
     "TurnSummary",
+    "Wait",
     "Webhook",
     "WebhookBody",
     "WebhookChange",
@@ -302,7 +304,7 @@ _NAMES: Final = {
     ),
     "turns": (
         "PostedMessage", "PromptMessage", "ReplayTurnBody", "ReplayedTurn", "Round", "RoundAttempt",
-        "Turn", "TurnCause", "TurnState", "TurnSummary",
+        "Turn", "TurnCause", "TurnState", "TurnSummary", "Wait",
     ),
     "webhooks": (
         "AdapterAnswer", "AdapterRequestBody", "NewWebhook", "ReplayBody", "Replayed", "Webhook",

@@ -43,7 +43,8 @@ class Call(Answer):
     method: str
     #: Type of the method: ``tool``, ``behavior``, ``agent``, ``multimodal_agent``.
     type: str
-    #: ``awaiting`` (approval), ``queued``, ``running``, ``done``, ``failed``, ``unknown`` or ``cancelled``.
+    #: ``awaiting`` (approval, or what its program waits for), ``queued``, ``running``, ``done``, ``failed``,
+    #: ``unknown`` or ``cancelled``.
     state: str
     lane: str | None = None
     worker: str | None = None

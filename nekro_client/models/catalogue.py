@@ -76,6 +76,10 @@ class Plugin(Answer):
     versions: list[PluginVersion] = []
     #: Its file on the hosts of the workers; None for keys, which only the local one sees.
     path: str | None = None
+    #: What becomes of its data directory where hosts share no disk: ``unused``, ``synced``, ``pinned`` or
+    #: ``local``; None where they do.
+    files: str | None = None
+    files_reason: str | None = None
 
 
 class CatalogueState(Answer):

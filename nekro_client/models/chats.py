@@ -84,6 +84,8 @@ class Reset(Answer):
     stopped: list[StoppedRound] = []
     #: They stop as soon as their workers read the request.
     still_running: list[StoppedRound] = []
+    #: Calls that waited for approval, or in which programs waited; they are withdrawn.
+    waits: list[str] = []
 
 
 class ChatBody(Body):

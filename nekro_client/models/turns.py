@@ -23,13 +23,15 @@ __all__ = [
     "TurnCause",
     "TurnState",
     "TurnSummary",
+    "Wait",
 ]
 
 
 class TurnState(StrEnum):
     """State of a turn."""
 
-    #: Its first round has not started, or it waits for the decisions of people that `waits_for` names.
+    #: Its first round has not started, or it waits: for the decisions of people that `waits_for` names, or
+    #: its program for what `waits` has.
     WAITING = "waiting"
     RUNNING = "running"
     #: The agent has answered.
@@ -48,6 +50,24 @@ class TurnCause(Answer):
     turn_id: str | None = None
 
 
+class Wait(Answer):
+    """What a program waits for."""
+
+    #: The call that it waits in.
+    call_id: str
+    #: ``job``, ``time`` or ``answer``.
+    kind: str
+    #: When the wait ends, at the latest.
+    until: datetime | None = None
+    job_id: str | None = None
+    #: Who may answer; None: everyone of the chat.
+    user_id: str | None = None
+    #: What the person is asked. The next message of the person is the answer; a client may offer the choices
+    #: as buttons that send their text as such a message.
+    question: str | None = None
+    choices: list[str] = []
+
+
 class RoundAttempt(Answer):
     """One attempt at a round: a second one follows if the worker of the first died."""
 
@@ -61,6 +81,8 @@ class RoundAttempt(Answer):
     last_event_at: datetime | None = None
     #: ``running``, ``ended``, or ``lost``: its worker died or lost the chat.
     outcome: str
+    #: Whether it ran the program of the attempt before again, instead of asking the model.
+    is_resumed: bool = False
 
 
 class PromptMessage(Answer):
@@ -125,6 +147,8 @@ class Round(Answer):
     output: str | None = None
     #: Why the code stopped: ``NORMAL``, ``ERROR``, ``TIMEOUT``, ``AGENT``, …; None if none ran.
     stop_type: str | None = None
+    #: Why its program could not be run again after the death of its worker; None: it could.
+    not_resumable: str | None = None
     exit_code: int | None = None
     calls: list[Call] = []
     error: TurnError | None = None
@@ -138,6 +162,8 @@ class Turn(Answer):
     state: TurnState
     #: The requests for approval that people have not decided, after its rounds have ended.
     waits_for: list[str] = []
+    #: What its program waits for besides, without a process; it goes on in another turn.
+    waits: list[Wait] = []
     cause: TurnCause
     #: The turn that answered it, if its first round was merged into a round of another turn.
     merged_into: str | None = None
@@ -165,6 +191,8 @@ class TurnSummary(Answer):
     state: TurnState
     #: The requests for approval that people have not decided, after its rounds have ended.
     waits_for: list[str] = []
+    #: What its program waits for besides, without a process; it goes on in another turn.
+    waits: list[Wait] = []
     cause: TurnCause
     #: The turn that answered it, if its first round was merged into a round of another turn.
     merged_into: str | None = None
@@ -205,6 +233,9 @@ class ReplayTurnBody(Body):
 
     #: A chat that does not exist; None: one whose key begins with that of the turn's chat.
     chat_key: ChatKey | None = None
+    #: A call of the turn: its programs run again with the recorded answers of the calls before it, without a
+    #: request to the model; this call and those after it are made. None: the model is asked anew.
+    call_id: str | None = None
 
 
 class ReplayedTurn(Answer):

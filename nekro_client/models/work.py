@@ -134,6 +134,8 @@ class Queues(Answer):
     queues: list[Queue]
     rounds: Work
     jobs: Work
+    #: Programs that wait without a process: for a decision, a job, a time or an answer. None of them runs.
+    programs: Work = Work(waiting=0, running=0, oldest_seconds=0)
     #: None for brokers other than Redis, and while the first one does not answer.
     dead_letters: int | None
     #: The first one is that of `NEKRO_BROKER__URL`; the chats of one that is not up wait.

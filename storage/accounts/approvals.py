@@ -1,9 +1,9 @@
-"""Requests for approval of calls, the decisions on them, and the calls that await one."""
+"""Requests for approval of calls, and the decisions on them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -11,15 +11,13 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, and_, func, or_, select, update
 
 from storage.repositories.base import Repository, chosen_once, found, is_one_of, values_of
-from storage.repositories.calls import Call, CallRequest
+from storage.repositories.calls import Call
 from storage.sql import insert, now
-from storage.states import ApprovalScope, ApprovalState, CallState, TriggerKind
-from storage.tables import APPROVALS, CALLS, ROUNDS
+from storage.states import ApprovalScope, ApprovalState, TriggerKind
+from storage.tables import APPROVALS, ROUNDS
 
-__all__ = ["Approval", "ApprovalRepository", "AwaitingCallRepository", "Decision", "NewApproval"]
+__all__ = ["Approval", "ApprovalRepository", "Decision", "NewApproval"]
 
-#: Most parameters of one statement.
-_BATCH: Final = 500
 #: The number of a request; a whole id of digits only is longer.
 _NUMBER: Final = re.compile(r"#?[1-9][0-9]{0,14}")
 _LEAST_ID_CHARS: Final = 4
@@ -293,70 +291,6 @@ class ApprovalRepository(Repository):
         """
         statement = select(APPROVALS).where(APPROVALS.c.id == approval_id)
         return found(await self._one_or_none(Approval, statement), "approval", approval_id)
-
-
-class AwaitingCallRepository(Repository):
-    """Rows of ``calls`` in state AWAITING."""
-
-    async def add(self, request: CallRequest) -> None:
-        """Record a call that awaits approval; a call that has a row is not changed."""
-        values = values_of(request, CallRequest)
-        new = insert(self._dialect, CALLS).values(**values, state=CallState.AWAITING, requested_at=now())
-        await self._rows(new.on_conflict_do_nothing(index_elements=[CALLS.c.id]))
-
-    async def release(self, call_id: str, *, invocation: dict[str, Any], deadline: datetime) -> Call | None:
-        """Queue a call that was approved, detached from its caller; None if it does not await approval."""
-        return await self._end_wait(
-            call_id,
-            {
-                "state": CallState.QUEUED,
-                "invocation": invocation,
-                "deadline": deadline,
-                "published_at": now(),
-                "detached_at": now(),
-            },
-        )
-
-    async def refuse(
-        self,
-        call_id: str,
-        *,
-        error_type: str,
-        error_message: str,
-        invocation: dict[str, Any] | None = None,
-    ) -> Call | None:
-        """Fail a call that was not approved; None if it does not await approval.
-
-        Args:
-            invocation: replaces the stored one; None keeps it.
-        """
-        values: dict[str, Any] = {
-            "state": CallState.FAILED,
-            "finished_at": now(),
-            "detached_at": now(),
-            "error_type": error_type,
-            "error_message": error_message,
-        }
-        if invocation is not None:
-            values["invocation"] = invocation
-        return await self._end_wait(call_id, values)
-
-    async def cancel(self, call_ids: Sequence[str], *, reason: str) -> None:
-        """Cancel calls; those that do not await approval are not changed."""
-        values = {
-            "state": CallState.CANCELLED,
-            "finished_at": now(),
-            "detached_at": now(),
-            "error_type": "CallCancelledError",
-            "error_message": reason,
-        }
-        for begin in range(0, len(call_ids), _BATCH):
-            batch = CALLS.c.id.in_(call_ids[begin : begin + _BATCH])
-            await self._rows(update(CALLS).where(batch, CALLS.c.state == CallState.AWAITING).values(values))
-
-    async def _end_wait(self, call_id: str, values: dict[str, Any]) -> Call | None:
-        statement = update(CALLS).where(CALLS.c.id == call_id, CALLS.c.state == CallState.AWAITING)
-        return await self._one_or_none(Call, statement.values(**values).returning(CALLS))
 
 
 def _permits() -> ColumnElement[bool]:

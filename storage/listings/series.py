@@ -18,7 +18,15 @@ from nekro_agent.ports import JobState
 from storage.repositories.base import Repository, is_one_of
 from storage.sql import now
 from storage.states import ApprovalState, DeliveryState, RoundState
-from storage.tables import APPROVALS, JOBS, KEY_TURNS, ROUNDS, SPENDINGS, WEBHOOK_DELIVERIES
+from storage.tables import (
+    APPROVALS,
+    JOBS,
+    KEY_TURNS,
+    PARKED_PROGRAMS,
+    ROUNDS,
+    SPENDINGS,
+    WEBHOOK_DELIVERIES,
+)
 
 __all__ = [
     "CostSum",
@@ -116,6 +124,14 @@ class OverviewRepository(Repository):
             since=APPROVALS.c.requested_at,
             states=(ApprovalState.PENDING,),
         )
+
+    async def programs(self) -> OpenWork:
+        """Count programs that wait without a process; none of them runs."""
+        statement = select(func.count(), func.min(PARKED_PROGRAMS.c.parked_at), now()).where(
+            PARKED_PROGRAMS.c.until.is_not(None)
+        )
+        count, oldest, time = (await self._connection.execute(statement)).one()
+        return OpenWork(waiting=count, running=0, oldest_seconds=_seconds_since(oldest, time))
 
     async def _open(
         self,

@@ -8,9 +8,9 @@ has a row in ``calls`` too, goes to the chat.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from sqlalchemy import func, select
+from sqlalchemy import case, func, literal, select
 
 from nekro_agent.errors import FencedError
 from storage.repositories.base import Repository, found, is_one_of, values_of
@@ -149,12 +149,16 @@ class DetachedCallRepository(Repository):
         request: CallRequest,
         *,
         state: CallState,
+        outcome: dict[str, Any] | None = None,
         error_type: str | None = None,
         error_message: str | None = None,
     ) -> Call | None:
         """Record the end of an unclaimed call that may be detached.
 
         Returns None if it has ended already, or a worker has claimed it: its claim records the end.
+
+        Args:
+            outcome: kept if the call is detached; else its caller gets it.
         """
         values = {
             "state": state,
@@ -163,12 +167,13 @@ class DetachedCallRepository(Repository):
             "finished_at": now(),
             "lease_until": None,
         }
+        kept = literal(outcome, CALLS.c.outcome.type)
         new = insert(self._dialect, CALLS).values(
             **values_of(request, CallRequest), **values, requested_at=now()
         )
         statement = new.on_conflict_do_update(
             index_elements=[CALLS.c.id],
-            set_=values,
+            set_={**values, "outcome": case((CALLS.c.detached_at.is_not(None), kept))},
             where=is_one_of(CALLS.c.state, *_OPEN)
             & ((CALLS.c.state == CallState.QUEUED) | (CALLS.c.fence == 0)),
         ).returning(CALLS)

@@ -19,7 +19,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Executable, Select, and_, bindparam, or_, select, update
+from sqlalchemy import ColumnElement, Executable, Select, and_, bindparam, func, or_, select, update
 
 from nekro_agent.errors import FencedError
 from nekro_agent.methods import SandboxMethodType
@@ -28,7 +28,7 @@ from storage.repositories.base import Repository, chosen_once, found, is_one_of,
 from storage.repositories.leases import LeaseTable, is_free
 from storage.sql import insert, now, seconds_from_now, seconds_parameter
 from storage.states import CallState
-from storage.tables import CALLS
+from storage.tables import CALLS, ROUNDS
 
 __all__ = ["CALL_CLAIMS", "Call", "CallRepository", "CallRequest", "Claim", "ClaimVerdict"]
 
@@ -60,6 +60,8 @@ class CallRequest:
     deadline: datetime | None = None
     #: The message's body, to publish it again; None when the broker's copy is enough.
     invocation: dict[str, Any] | None = None
+    #: What its program read before it, as the note of ``nekro.broker.program_calls``; None: nothing.
+    readings: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +116,14 @@ class CallRepository(Repository):
         """Record a call before it is published; False when it is recorded already."""
         return await self._scalar(_enqueue_statement, values_of(request, CallRequest)) is not None
 
-    async def keep_message(self, call_id: str, invocation: dict[str, Any]) -> None:
+    async def keep_message(
+        self, call_id: str, invocation: dict[str, Any], *, readings: str | None = None
+    ) -> None:
         """Store the message of an open call, so that it can be published again."""
         await self._count(
             update(CALLS)
             .where(CALLS.c.id == call_id, is_one_of(CALLS.c.state, *_OPEN))
-            .values(invocation=invocation)
+            .values(invocation=invocation, readings=func.coalesce(CALLS.c.readings, readings))
         )
 
     async def claim(
@@ -266,6 +270,16 @@ class CallRepository(Repository):
     async def of_round(self, round_id: str) -> list[Call]:
         """List a round's recorded calls, in the order of their requests."""
         return await self._all(Call, _of_round_statement, {"of_round": round_id})
+
+    async def of_program(self, program_id: str) -> list[Call]:
+        """List the recorded calls of a program, in the order of their requests.
+
+        Args:
+            program_id: the round whose answer it is; further rounds may have gone on with it.
+        """
+        rounds = select(ROUNDS.c.id).where(ROUNDS.c.program_id == program_id)
+        is_own = or_(CALLS.c.round_id == program_id, CALLS.c.round_id.in_(rounds))
+        return await self._all(Call, select(CALLS).where(is_own).order_by(CALLS.c.requested_at, CALLS.c.id))
 
     async def _end(
         self,

@@ -22,7 +22,7 @@ from sqlalchemy import Executable, Integer, Select, bindparam, delete, select, t
 
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time
-from nekro_client.event_types import EventType
+from nekro_client.event_types import STARTS_OF_ATTEMPTS, EventType
 from storage.driver.connection import Connection, Rows
 from storage.driver.statements import FixedStatement, ListStatement
 from storage.driver.values import escaped
@@ -91,9 +91,9 @@ _OF_EARLY: Final = {
 }
 
 #: A transaction that appends one of them also appends what was held back.
-_RELEASING: Final = frozenset({EventType.CALL_STARTED, EventType.ROUND_STARTED, EventType.ROUND_ENDED})
+_RELEASING: Final = STARTS_OF_ATTEMPTS | {EventType.CALL_STARTED, EventType.ROUND_ENDED}
 #: What was held back comes before them.
-_LATER: Final = frozenset({EventType.ROUND_STARTED, EventType.ROUND_ENDED, EventType.TURN_ENDED})
+_LATER: Final = STARTS_OF_ATTEMPTS | {EventType.ROUND_ENDED, EventType.TURN_ENDED}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -172,6 +172,16 @@ class LeaseRepository(Repository):
         )
         return await self._count(statement) > 0
 
+    async def hold(self, name: str, *, fence: int) -> None:
+        """Lock a lease's row, as its holder, until this transaction ends.
+
+        Raises:
+            FencedError: the lease was released or passed to another holder.
+        """
+        statement = select(LEASES.c.name).where(LEASES.c.name == name, is_held_by(LEASES, fence))
+        if await self._scalar(statement.with_for_update(key_share=True)) is None:
+            raise FencedError(f"the lease {name!r} has passed to another holder")
+
     async def held(self, *, prefix: str, limit: int) -> list[Lease]:
         """List the held leases whose names begin with ``prefix``, ordered by name."""
         statement = (
@@ -325,6 +335,14 @@ class DownloadRepository(Repository):
         """
         values = {"done_bytes": done_bytes, "whole_bytes": whole_bytes, "updated_at": now()}
         await self._write(target, fence, values)
+
+    async def hold(self, target: str, *, fence: int) -> None:
+        """Keep the claim until the transaction ends.
+
+        Raises:
+            FencedError: another holder has the claim.
+        """
+        await self._write(target, fence, {"updated_at": now()})
 
     async def end(self, target: str, *, fence: int, report: dict[str, Any] | None) -> None:
         """Release a claim and record the outcome; a report of None means that the download can be resumed.

@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from nekro_agent.ports import ChatInfo
+from storage.sql import now
 from storage.states import RoundState, TriggerKind, new_id
 
-__all__ = ["ClaimedRound", "Round", "RoundReport", "RoundRequest", "Standing"]
+__all__ = ["ClaimedRound", "Round", "RoundReport", "RoundRequest", "Standing", "values_of_merged"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,8 @@ class RoundRequest:
     id: str = field(default_factory=new_id)
     #: The turn that the round continues; None begins a new turn with the round's id.
     turn_id: str | None = None
+    #: The round whose program is to go on; None: the model is asked.
+    program_id: str | None = None
     #: The turn whose work caused the new turn, by a call or job that outlived it; None if none did.
     cause_turn_id: str | None = None
     #: What caused the new turn, if no turn did that a key pays for (``nekro_agent.execution.current``): the
@@ -59,6 +62,11 @@ class RoundReport:
     #: The calls of its code as JSON data, shown by ``nekro history --trace``.
     calls: list[dict[str, Any]] | None = None
     error: str | None = None
+    #: Why its program cannot be run again if its worker dies; "": it can. None: there is no program yet, or
+    #: it is of a worker of a version that made its calls with other ids.
+    not_resumable: str | None = None
+    #: What its program has read, as ``RunRequest.readings``.
+    readings: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +101,13 @@ class Round(RoundReport):
     root_turn_id: str | None = None
     #: The key that pays for the turn; empty: no key does. None: a worker of 0.2.0 requested the round.
     key_id: str | None = None
+    #: As in ``RoundRequest``.
+    program_id: str | None = None
+
+    @property
+    def resumes(self) -> bool:
+        """Whether an attempt at it runs a program again: that of its own answer, or of an earlier round."""
+        return self.answered_at is not None or self.program_id is not None
 
 
 class Standing(NamedTuple):
@@ -120,3 +135,8 @@ class ClaimedRound:
     def user_id(self) -> str | None:
         """The first user among its triggers; None if no user caused it."""
         return next((trigger.user_id for trigger in self.triggers if trigger.user_id is not None), None)
+
+
+def values_of_merged(round_id: str) -> dict[str, Any]:
+    """Return what a round's row gets when it is merged into the round with this id."""
+    return {"state": RoundState.MERGED, "merged_into": round_id, "finished_at": now()}

@@ -2,7 +2,8 @@
 
     REQUESTED ──claim_next──▶ RUNNING ──finish──▶ DONE | FAILED | CANCELLED
         │  ▲                     │
-        │  ├──────take_over──────┤ (its worker lost the chat's lease before the LLM answered)
+        │  ├──────take_over──────┤ (its worker lost the chat's lease; after the answer, if its program
+        │  │                     │  can be run again)
         │  │                     ├──take_over──▶ FAILED (too many attempts), CANCELLED (requested)
         │  │                     └──take_over──▶ RUNNING (after the answer; the new holder ends it)
         │  └──split (the older one was cancelled)──┐
@@ -51,7 +52,14 @@ from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository, found, is_one_of, values_of
 from storage.repositories.chats import ChatRepository
 from storage.repositories.leases import is_free, is_held_by
-from storage.repositories.round_values import ClaimedRound, Round, RoundReport, RoundRequest, Standing
+from storage.repositories.round_values import (
+    ClaimedRound,
+    Round,
+    RoundReport,
+    RoundRequest,
+    Standing,
+    values_of_merged,
+)
 from storage.sql import insert, now, seconds_from_now, seconds_parameter
 from storage.states import FINAL_ROUND_STATES, RoundState, TriggerKind, key_of_account
 from storage.tables import CHATS, KEY_TURNS, ROUNDS
@@ -103,7 +111,8 @@ class RoundRepository(Repository):
         """Start the chat's oldest requested round and merge the later requested ones into it.
 
         As soon as one of them is due, all are merged, including those that are due later, because the
-        prompt already shows their content. None when no round is due.
+        prompt already shows their content. A round whose program is to be run again starts before them and
+        alone: its prompt was answered. None when no round is due.
 
         Args:
             expected: the round that is probably the only requested one; if it is, one statement starts it.
@@ -120,15 +129,12 @@ class RoundRepository(Repository):
                 merged = await self.merged_into(expected) if only.attempt > 1 else []
                 return ClaimedRound(round=only, merged=tuple(merged))
         waiting = sorted(await self._rows(_waiting_statement, {"of_chat": chat_key}))
-        if not any(due for _, _, due in waiting):
+        waiting = [one for one in waiting if one[3]][:1] or waiting
+        if not any(due for _, _, due, _ in waiting):
             return None
-        ids = [round_id for _, round_id, _ in waiting]
+        ids = [round_id for _, round_id, _, _ in waiting]
         if ids[1:]:
-            await self._count(
-                update(ROUNDS)
-                .where(ROUNDS.c.id.in_(ids[1:]))
-                .values(state=RoundState.MERGED, merged_into=ids[0], finished_at=now())
-            )
+            await self._count(update(ROUNDS).where(ROUNDS.c.id.in_(ids[1:])).values(values_of_merged(ids[0])))
         values = {"of_round": ids[0], "new_fence": fence, "new_worker": worker}
         started = found(await self._one_or_none(Round, _start_statement, values), "round", ids[0])
         # Read from the table: an earlier attempt, whose worker died, may have merged other rounds.
@@ -160,22 +166,22 @@ class RoundRepository(Repository):
         )
 
     async def hand_on(self, round_id: str, *, fence: int) -> None:
-        """Leave a running round to another worker, because this one stops; no effect after its answer."""
+        """Leave a running round to another worker, because this one stops: it does not count as dead."""
         statement = update(ROUNDS).where(
             ROUNDS.c.id == round_id,
             ROUNDS.c.state == RoundState.RUNNING,
             ROUNDS.c.fence == fence,
-            ROUNDS.c.answered_at.is_(None),
+            or_(ROUNDS.c.answered_at.is_(None), ROUNDS.c.not_resumable == ""),
         )
         await self._count(statement.values(worker=None))
 
     async def take_over(self, chat_key: str, *, fence: int, max_attempts: int) -> list[Round]:
         """Take over running rounds whose worker lost the lease; call it after each acquisition.
 
-        A round without an answer of the LLM becomes REQUESTED again, or FAILED when its worker died and
-        it was started ``max_attempts`` times; one with a requested cancellation becomes CANCELLED. One with
-        an answer stays RUNNING under the caller's lease, and the caller must ``finish`` it: its code may
-        have run, and must not run again. Returns the current rows of all of them.
+        A round becomes REQUESTED again; when its worker died and it was started ``max_attempts`` times, it
+        becomes FAILED. One with a requested cancellation becomes CANCELLED. One with an answer that cannot be
+        run again, or was run so often, stays RUNNING under the caller's lease, and the caller must ``finish``
+        it: its code may have run. Returns the current rows of all of them.
 
         Raises:
             FencedError: the caller does not hold the chat's lease.
@@ -184,9 +190,10 @@ class RoundRepository(Repository):
         stopping = ROUNDS.c.cancel_requested_at.is_not(None)
         answered = ROUNDS.c.answered_at.is_not(None)
         is_last = and_(ROUNDS.c.attempt >= max_attempts, ROUNDS.c.worker.is_not(None))
+        ends = and_(answered, or_(is_last, func.coalesce(ROUNDS.c.not_resumable, "unknown") != ""))
         state = case(
             (stopping, RoundState.CANCELLED),
-            (answered, RoundState.RUNNING),
+            (ends, RoundState.RUNNING),
             (is_last, RoundState.FAILED),
             else_=RoundState.REQUESTED,
         )
@@ -203,7 +210,7 @@ class RoundRepository(Repository):
                 state=state,
                 error=error,
                 finished_at=case((stopping, now()), (answered, None), (is_last, now()), else_=None),
-                fence=case((answered, fence), else_=ROUNDS.c.fence),
+                fence=case((ends, fence), else_=ROUNDS.c.fence),
             )
             .returning(ROUNDS)
         )
@@ -254,6 +261,25 @@ class RoundRepository(Repository):
             .returning(ROUNDS)
         )
         return sorted(await self._all(Round, statement), key=lambda item: item.sequence)
+
+    async def merge_moot(self, ended: Round, *, parked_call: str | None) -> list[Round]:
+        """Merge the requested rounds that would go on with a program into one that has gone on with it.
+
+        A wait may end before the round is recorded that began it. If the worker of that round dies then, its
+        next attempt goes on with the program, and the round that the end of the wait requested must not.
+
+        Args:
+            parked_call: the call in which the program waits now; the round that goes on there is kept.
+        """
+        is_moot = and_(
+            _is_open(ended.chat_key),
+            ROUNDS.c.state == RoundState.REQUESTED,
+            ROUNDS.c.program_id == (ended.program_id or ended.id),
+        )
+        if parked_call is not None:
+            is_moot = and_(is_moot, ROUNDS.c.trigger_id != parked_call)
+        moot = update(ROUNDS).where(is_moot).values(values_of_merged(ended.id))
+        return await self._all(Round, moot.returning(ROUNDS))
 
     async def open_turns(self, chat_key: str) -> set[str]:
         """Return the chat's turns that have an open round, or one that is merged into an open one."""
@@ -398,7 +424,8 @@ def _waiting_statement(_dialect: str) -> Executable:
     # Without an order: for one by sequence SQLite would take the index that has it, and read all rounds of
     # the chat. The state is not a parameter: SQLite compiles a statement again for each value that a partial
     # index may depend on.
-    return select(ROUNDS.c.sequence, ROUNDS.c.id, ROUNDS.c.not_before <= now()).where(
+    resumes = or_(ROUNDS.c.answered_at.is_not(None), ROUNDS.c.program_id.is_not(None))
+    return select(ROUNDS.c.sequence, ROUNDS.c.id, ROUNDS.c.not_before <= now(), resumes).where(
         _is_open(bindparam("of_chat")), is_one_of(ROUNDS.c.state, RoundState.REQUESTED)
     )
 

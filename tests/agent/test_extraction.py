@@ -15,7 +15,7 @@ from nekro.agent.answers.extraction import (
     extract_code,
     text_beside_code,
 )
-from nekro.agent.text import new_check_word, reveals_check_word
+from nekro.agent.text import check_word_of, reveals_check_word
 
 FENCE = "```"
 
@@ -155,9 +155,9 @@ def test_code_that_does_nothing_is_empty(text: str) -> None:
     assert extract_code(text).is_empty
 
 
-def test_a_check_word_is_random_and_found_in_any_case() -> None:
-    word = new_check_word()
-    assert word != new_check_word()
+def test_a_check_word_follows_from_its_seed_and_is_found_in_any_case() -> None:
+    word = check_word_of("ab" * 32)
+    assert word == check_word_of("ab" * 32) != check_word_of("cd" * 32)
     assert reveals_check_word(word, f"print({word.upper()!r})")
     assert reveals_check_word(word, b"\x80\x04" + word.encode())
     assert not reveals_check_word(word, "print('cw-')")

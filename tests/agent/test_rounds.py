@@ -33,7 +33,7 @@ from nekro.wire.values import decode_arguments, encode_value
 from nekro_agent.errors import FencedError, LLMError, SandboxUnavailableError
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
-from storage.files import DataAreas
+from storage.files.areas import DataAreas
 from storage.repositories.round_values import RoundReport
 
 CHAT = ChatBrief(chat_key="c:1", container_key="box1")

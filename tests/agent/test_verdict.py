@@ -24,7 +24,7 @@ def result(stop: StopType, **fields: Any) -> RunResult:
 def test_only_a_normal_end_and_a_call_that_waits_need_no_further_round(stop: StopType) -> None:
     judged = verdict.judge(result(stop, exit_code=9), wall_seconds=60, max_calls=200)
     assert judged.stop_type is stop
-    assert judged.wants_more is (stop not in (StopType.NORMAL, StopType.APPROVAL))
+    assert judged.wants_more is (stop not in (StopType.NORMAL, StopType.APPROVAL, StopType.WAITING))
     ended_as_meant = stop not in (StopType.ERROR, StopType.TIMEOUT, StopType.SECURITY)
     assert bool(judged.reason) is not ended_as_meant
 

@@ -164,7 +164,7 @@ async def test_tasks_pass_both_ways_and_broken_ones_fail() -> None:
             played = await bench.play("group", tasks[name], with_tools=True)
             assert played.tools is not None
             assert (played.programs.failures, played.tools.failures) == ((), ()), name
-            assert played.programs.requests == len(tasks[name].model) == played.programs.rounds, name
+            assert played.programs.requests == len(tasks[name].model) <= played.programs.rounds, name
             assert played.tools.requests == len(tasks[name].tools), name
             assert played.programs.prompt_tokens >= (played.programs.new_tokens or 0) > 0
 

@@ -65,7 +65,8 @@ def test_sums_over_a_system_include_processes_below_and_those_that_ended() -> No
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as system:
         assert system.stdout is not None and system.stdout.readline() == b"ready\n"
-        assert tree_cpu_seconds([system.pid]) >= 0.3
+        # The kernel counts whole ticks of a process, of its own time and of the system's.
+        assert tree_cpu_seconds([system.pid]) >= 0.25
         assert 0 < tree_pss_bytes([system.pid]) <= tree_rss_bytes([system.pid])
         system.communicate(b"x\n")
     assert tree_rss_bytes([system.pid]) == 0

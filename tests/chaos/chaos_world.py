@@ -100,7 +100,7 @@ async def invoke(services: Services, method: str, *args: Any, call_id: str, seco
 
 def data_of(fleet: Fleet) -> Path:
     """Data directory of the chaos plugin."""
-    from storage.files import DataAreas
+    from storage.files.areas import DataAreas
 
     return DataAreas(fleet.settings.data_dir).plugin_dir("tests.chaos")
 

@@ -29,6 +29,8 @@ FAILING: dict[str, tuple[list[str], int, str]] = {
     "history": (["history", "nobody", "--json"], ExitCode.STORAGE, "StorageUnavailableError"),
     "tail": (["tail", "group_1", "--json"], ExitCode.USAGE, "UsageError"),
     "trace": (["trace", "nobody", "--json"], ExitCode.STORAGE, "StorageUnavailableError"),
+    "replay": (["replay", "nobody", "--json"], ExitCode.STORAGE, "StorageUnavailableError"),
+    "eval": (["eval", "missing.yaml", "--json"], ExitCode.USAGE, "UsageError"),
     "cancel": (["cancel", "group_1", "--json"], ExitCode.STORAGE, "StorageUnavailableError"),
     "jobs": (["jobs", "show", "--json"], ExitCode.USAGE, "UsageError"),
     "files": (["files", "get", "group_1", "--json"], ExitCode.USAGE, "UsageError"),

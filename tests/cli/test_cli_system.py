@@ -251,7 +251,8 @@ def test_a_broken_plugin_is_reported_and_the_rest_works(shell: Shell) -> None:
     assert states["t.probe"]["status"] == "ok"
     assert states["broken"]["status"] == "failed"
     assert "nothing_like_this" in states["broken"]["error"]
-    assert {"key", "status", "path", "version", "error", "placeholders"} == set(states["broken"])
+    named = {"key", "status", "path", "version", "error", "placeholders", "files", "files_reason"}
+    assert named == set(states["broken"])
     methods = shell.inside("methods", "--json")
     assert methods.code == 0
     square = next(method for method in methods.value if method["name"] == "square")

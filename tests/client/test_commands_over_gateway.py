@@ -539,10 +539,10 @@ def test_a_running_turn_is_cancelled(nekro: Command, request: pytest.FixtureRequ
     code, out, err = nekro("cancel", chat, "--seconds", "30", "--json")
     assert code == 0, err
     report = json.loads(out)
-    assert sorted(report) == ["cancelled", "still_running", "stopped"]
+    assert sorted(report) == ["cancelled", "still_running", "stopped", "waits"]
     assert len(report["cancelled"]) + len(report["stopped"]) == 1
     code, out, _ = nekro("cancel", chat, "--json")
-    assert (code, json.loads(out)) == (0, {"cancelled": [], "stopped": [], "still_running": []})
+    assert (code, json.loads(out)) == (0, {"cancelled": [], "stopped": [], "still_running": [], "waits": []})
     code, out, err = nekro("reset", chat)
     assert (code, out) == (0, "") and err.endswith(f"chat {chat} was reset\n")
     assert nekro("history", chat, "--json")[:2] == (0, "[]\n")
@@ -655,11 +655,13 @@ def test_a_command_of_this_host_says_so(tmp_path: Path) -> None:
     environ = {"NEKRO_URL": "http://127.0.0.1:1", "HOME": str(tmp_path)}
     here = {command.name for command in COMMANDS if not command.works_over_api}
     assert here == {
-        "bench", "completion", "db", "demo", "flower", "gateway", "metrics", "models", "sandbox", "up",
-        "worker",
+        "bench", "completion", "db", "demo", "eval", "flower", "gateway", "metrics", "models", "replay",
+        "sandbox", "up", "worker",
     }  # fmt: skip
     for name in here - ANYWHERE:
-        needed = {"worker": ["--lane", "methods"], "db": ["upgrade"], "sandbox": ["packages"]}
+        needed = {
+            "worker": ["--lane", "methods"], "db": ["upgrade"], "sandbox": ["packages"], "replay": ["4f1c2a"],
+        }  # fmt: skip
         arguments = needed.get(name, [])
         code, _, err = run_inside(name, *arguments, directory=tmp_path, environment=environ)
         assert code == ExitCode.USAGE, (name, err)

@@ -123,6 +123,8 @@ def make_wheels() -> None:
     # Of other versions, so apart: the packages that sandboxes can import.
     run(sys.executable, "-m", "pip", "download", "-q", "-d", str(target), "--require-hashes",
         "-r", str(ROOT / "nekro" / "sandbox" / "packages" / "default.txt"), cwd=ROOT)  # fmt: skip
+    run(sys.executable, "-m", "pip", "download", "-q", "-d", str(target), "--require-hashes",
+        "-r", str(ROOT / "deploy" / "bucket" / "requirements.txt"), cwd=ROOT)  # fmt: skip
 
 
 class System:
@@ -130,10 +132,15 @@ class System:
 
     def __init__(self, secrets: Path) -> None:
         self._secrets = secrets
+        #: Files of Compose besides `compose.yaml`.
+        self.further: list[Path] = [HERE / "compose.test.yaml"]
         self._environment = {
             **os.environ,
             "WORKERS_SECRETS": str(secrets),
             "WORKERS_IMAGE": "nekro-test/workers",
+            "BUCKET_IMAGE": "nekro-test/bucket",
+            "AWS_ACCESS_KEY_ID": "nekro",
+            "AWS_SECRET_ACCESS_KEY": "of-the-test",
             "WORKERS_BASE_IMAGE": BASE,
             "WORKERS_PIP_ARGUMENTS": "--no-index --find-links /wheels",
             "WORKERS_PLUGINS": str(secrets.parent / "plugins"),
@@ -149,7 +156,7 @@ class System:
             # The classic builder: BuildKit is a plugin that Debian's package lacks.
             "DOCKER_BUILDKIT": "0",
         }
-        self._file = secrets.parent / "compose.checked.yaml"
+        self.file = secrets.parent / "compose.checked.yaml"
         text = (ROOT / "compose.yaml").read_text()
         # Compose 1.29 and Docker 20.10 do not support them.
         for line in (
@@ -158,11 +165,11 @@ class System:
             "    cgroup: private",
         ):
             text = text.replace(f"{line}\n", "")
-        self._file.write_text(text)
+        self.file.write_text(text)
 
     def compose(self, *arguments: str, given: str | None = None) -> str:
         """Run one command of Compose, with ``given`` on its standard input."""
-        files = ["-f", str(self._file), "-f", str(HERE / "compose.test.yaml")]
+        files = [part for file in (self.file, *self.further) for part in ("-f", str(file))]
         command = ["docker-compose", "--project-directory", str(ROOT), "-p", PROJECT, *files, *arguments]
         return run(*command, env=self._environment, input=given)
 
@@ -221,12 +228,12 @@ def refuse_without_secrets() -> None:
     assert done.returncode != 0 and "make-secrets" in done.stderr, done
 
 
-def check_turn(system: System) -> None:
+def check_turn(system: System, chat_key: str) -> None:
     """A turn of two rounds: sandbox, TOOL, BEHAVIOR and AGENT calls, files, PostgreSQL."""
-    system.nekro("send", "first", "please file our plan lanterns", "--user-id", "ada")
-    system.wait_message("first", "The note says: Plan\nlanterns")
-    assert not any("never said" in text for text in system.messages("first"))
-    shown = json.loads(system.nekro("history", "first", "--trace", "--json"))
+    system.nekro("send", chat_key, "please file our plan lanterns", "--user-id", "ada")
+    system.wait_message(chat_key, "The note says: Plan\nlanterns")
+    assert not any("never said" in text for text in system.messages(chat_key))
+    shown = json.loads(system.nekro("history", chat_key, "--trace", "--json"))
     calls = [call["method"].rpartition(".")[2] for item in shown["rounds"] for call in item["calls"]]
     assert calls == ["save_note", "view_str_content", "read_note", "send_msg_text"], calls
 
@@ -276,6 +283,51 @@ def check_sandbox_options() -> None:
     assert checks["sandbox"]["verdict"] == "failed", checks["sandbox"]
 
 
+def check_files(system: System) -> None:
+    """With compose.files.yaml no two containers share a volume, and files travel through the S3 server."""
+    # Compose 1.29 does not support modes, which a container needs that is started a second time.
+    file = system.file.with_name("compose.files.yaml")
+    file.write_text((ROOT / file.name).read_text().replace("        mode: 1023\n", ""))
+    system.further.insert(0, file)
+    system.compose("build", "bucket")
+    system.compose("up", "-d", "--no-build", "--scale", "methods=2")
+    system.wait_healthy(bucket=1, redis=1, postgres=1, methods=2, long=1, rounds=1, pinned=1)
+    mounted = [
+        {
+            mount.get("Name") or mount["Type"]
+            for mount in json.loads(run("docker", "inspect", name))[0]["Mounts"]
+        }
+        for service in ("methods", "long", "rounds", "pinned")
+        for name in system.containers(service)
+    ]
+    names = [name for mounts in mounted for name in mounts - {"bind", "tmpfs"}]
+    assert len(names) == len(set(names)) == 5, mounted
+    assert "hosts share no disk" in system.nekro("doctor")
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+open("/app/shared/lines", "w").close()
+hosts = set()
+for _ in range(200):
+    answer = count("/app/shared/lines")
+    hosts.add(answer["host"])
+    if len(hosts) == 2:
+        break
+print(len(hosts), len(set(open("/app/shared/lines"))), len(set(answer["own"].split())))
+"""
+    result = json.loads(system.nekro("exec", "-", "--chat-key", "files", "--json", given=code))
+    assert result["output"] == "2 2 2\n", result
+    system.compose("rm", "--stop", "--force", "-v", "rounds")
+    system.compose("up", "-d", "--no-build", "--scale", "methods=2")
+    system.wait_healthy(rounds=1)
+    again = "print(len(set(open('/app/shared/lines'))))"
+    result = json.loads(system.nekro("exec", "-", "--chat-key", "files", "--json", given=again))
+    assert result["output"] == "2\n", result
+    system.compose("restart", "bucket")
+    system.wait_healthy(bucket=1)
+    system.nekro("files", "fsck", "--read")
+    check_turn(system, "stored")
+
+
 def check_flower(system: System, secrets: Path) -> None:
     """Flower requires its password and shows all workers."""
     url = f"http://127.0.0.1:{FLOWER_PORT}/api/workers?refresh=1"
@@ -307,7 +359,7 @@ def check_all(secrets: Path) -> None:
         assert "redis: " in result and "database: " in result, result
         assert system.compose("logs", "methods").strip()
         say("all healthy; a turn")
-        check_turn(system)
+        check_turn(system, "first")
         say("Flower")
         check_flower(system, secrets)
         say("two gateways")
@@ -316,6 +368,8 @@ def check_all(secrets: Path) -> None:
         check_scale(system)
         say("restart Redis with a message waiting")
         check_redis_restart(system)
+        say("no shared disk")
+        check_files(system)
     except BaseException:
         with contextlib.suppress(BaseException):
             print(system.compose("ps"), system.compose("logs", "--tail", "40"))

@@ -146,11 +146,12 @@ class Console:
         return dict(answer.json())
 
     def ended(self, turn_id: str, *, seconds: float = WAIT_SECONDS) -> dict[str, Any]:
-        """Wait until a turn has ended, or waits for a person."""
+        """Wait until a turn has ended, or its program waits."""
 
         def end() -> dict[str, Any] | None:
             tree = self.turn(turn_id)
-            return tree if tree["state"] in ("done", "failed", "cancelled") or tree["waits_for"] else None
+            is_over = tree["state"] in ("done", "failed", "cancelled") or tree["waits_for"] or tree["waits"]
+            return tree if is_over else None
 
         return dict(wait_until(end, what=self.fleet.waiting_for("the end of the turn"), seconds=seconds))
 

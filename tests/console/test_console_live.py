@@ -315,3 +315,99 @@ def test_a_turn_is_run_again_in_a_new_chat(console: Console) -> None:
         again = console.turn(page.evaluate("location.hash").removeprefix("#/turns/"))
         assert again["chat_key"] != "first"
         window.check()
+
+
+ASK = """
+choice = ask_user("Which pan?", ["the small one", "the big one"])
+send_msg_text(_ck, f"Frying in {choice}.")
+"""
+
+
+def test_a_question_is_answered_by_a_button_in_its_chat(console: Console) -> None:
+    turn = console.say("pans", "Fry something.", ASK)
+    console.ended(turn)
+    with console.window() as window:
+        page = window.go("#/operations")
+        waiting = page.locator("tr", has_text="programs that wait").locator("[data-label='Waiting']")
+        waiting.filter(has_text="1").wait_for()
+        page = window.go("#/chats/pans")
+        card = page.locator(".wait", has_text="Which pan?")
+        card.get_by_text("for ada").wait_for()
+        card.get_by_role("button", name="the big one").click()
+        page.locator(".from-agent", has_text="Frying in the big one.").wait_for()
+        card.wait_for(state="detached")
+        answer = page.locator(".from-person", has_text="the big one").last
+        assert answer.locator(".message-name").inner_text() == "ada"
+        window.check()
+    assert console.turn(turn)["state"] == "done"
+
+
+def test_a_question_without_choices_is_answered_on_the_page_of_its_turn(console: Console) -> None:
+    turn = console.say("names", "Name it.", 'send_msg_text(_ck, "Named " + ask_user("Which name?"))')
+    console.ended(turn)
+    with console.window(size=PHONE) as window:
+        page = window.go(f"#/turns/{turn}")
+        page.locator(".turn-status", has_text="Waiting").wait_for()
+        page.get_by_label("Answer").fill("Goulash")
+        page.get_by_label("Answer").press("Enter")
+        page.locator(".turn-status", has_text="Done").wait_for()
+        page.locator(".wait").wait_for(state="detached")
+        page = window.go("#/chats/names")
+        page.locator(".from-agent", has_text="Named Goulash").wait_for()
+        window.check()
+
+
+@pytest.mark.parametrize("way", ["Cancel", "Stop", "New conversation"])
+def test_a_program_that_waits_is_ended_from_the_console(console: Console, way: str) -> None:
+    chat = f"ended-{way.split()[0].lower()}"
+    turn = console.say(chat, "Wait.", 'ask_user("Still there?")\nsend_msg_text(_ck, "It went on.")')
+    console.ended(turn)
+    with console.window() as window:
+        page = window.go(f"#/turns/{turn}" if way == "Cancel" else f"#/chats/{chat}")
+        page.locator(".wait", has_text="Still there?").wait_for()
+        page.get_by_role("button", name=way).first.click()
+        confirms = {"Cancel": "Cancel the turn", "New conversation": "Begin a new one"}
+        if way in confirms:
+            page.locator("dialog").get_by_role("button", name=confirms[way]).click()
+        else:
+            page.get_by_text("The agent is stopped.").wait_for()
+        page.locator(".wait").wait_for(state="detached")
+        window.check()
+    assert console.turn(turn)["state"] == "cancelled"
+    console.ended(console.say(chat, "Yes."))  # answers nothing: it begins a turn of its own
+    said = [one["text"] for one in console.http.get(f"chats/{chat}/messages").json()["items"]]
+    assert "It went on." not in said
+
+
+def test_a_turn_goes_on_from_a_call_in_a_new_chat(console: Console) -> None:
+    code = """
+import random
+note("menu.txt", f"soup of {random.random()}")
+print(weigh(random.random()))
+send_msg_text(_ck, "It is on the menu.")
+dish = weigh("stew")
+send_msg_text(_ck, f"Served: {dish}.")
+"""
+    turn = console.say("kitchen", "Cook.", code)
+    console.ended(turn)
+    with console.window() as window:
+        page = window.go(f"#/turns/{turn}")
+        call = page.locator("details.call", has_text="weigh").nth(1)
+        call.locator("summary").click()
+        call.get_by_role("button", name="Continue from here").click()
+        page.locator("dialog").get_by_role("button", name="Continue").click()
+        page.wait_for_function(
+            "turn => location.hash.startsWith('#/turns/') && !location.hash.includes(turn)", arg=turn
+        )
+        page.locator(".turn-status", has_text="Done").wait_for()
+        window.check()
+        new = page.url.rpartition("/")[2]
+    before, after = console.turn(turn), console.turn(new)
+    assert after["chat_key"].startswith("kitchen-from-")
+    assert [one["code"] for one in after["rounds"]] == [one["code"] for one in before["rounds"]]
+    outputs = [one["output"] for one in before["rounds"]], [one["output"] for one in after["rounds"]]
+    assert outputs[0] == outputs[1] and after["rounds"][0]["model_tries"] is None
+    values = [[one["value"] for one in tree["rounds"][0]["calls"]] for tree in (before, after)]
+    assert values[0] == values[1]
+    said = [one["text"] for one in console.http.get(f"chats/{after['chat_key']}/messages").json()["items"]]
+    assert [said.count(text) for text in ("It is on the menu.", "Served: stew.")] == [1, 1]

@@ -32,7 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         **SCALED,
         "image": {"repository": "registry.example.org/nekro", "tag": "1.2.3", "pullSecrets": ["registry"]},
         "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
-        "settings": {"NEKRO_PLUGINS__DIRS": "/data/plugins"},
+        "settings": {"NEKRO_PLUGINS__DIRS": "/opt/plugins"},
         "gateway": {"ingress": {"enabled": True, "host": "agent.example.org", "tlsSecret": "agent-tls"}},
         "workers": {
             "rounds": {
@@ -42,6 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             }
         },
     },
+    "a bucket": {"files": {"url": "s3://nekro/files", "secret": "bucket"}},
     "the least": {
         "gateway": {"enabled": False},
         "metrics": {"enabled": False},

@@ -101,13 +101,14 @@ def test_the_delegating_entrypoint_drops_to_the_images_user_permanently() -> Non
 
 def test_the_image_contains_every_package_and_the_build_context_every_copied_file() -> None:
     image = (ROOT / "Dockerfile").read_text("utf-8")
+    of_bucket = (ROOT / "deploy" / "bucket" / "Dockerfile").read_text("utf-8")
     sent = re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text("utf-8"), re.MULTILINE)
     copied = {
         source
-        for line in re.findall(r"^COPY (?!--from)(.+) \S+$", image, re.MULTILINE)
+        for line in re.findall(r"^COPY (?!--from)(.+) \S+$", f"{image}\n{of_bucket}", re.MULTILINE)
         for source in line.split()
     }
-    assert copied == set(sent)
+    assert copied - {"deploy/bucket/requirements.txt"} == set(sent) - {"deploy/bucket"}
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]
     assert set(packages["targets"]["wheel"]["packages"]) <= copied
     # Wheels are optional: a build with a package index has none.
@@ -147,6 +148,43 @@ def test_every_secret_is_a_required_file() -> None:
     for secret in FILE["secrets"].values():
         assert secret["file"].startswith("${WORKERS_SECRETS:?")
     assert set(re.findall(r"/run/secrets/(\w+)", TEXT)) == set(FILE["secrets"])
+
+
+FILES: dict[str, Any] = yaml.safe_load((ROOT / "compose.files.yaml").read_text("utf-8"))
+
+
+def test_with_an_s3_server_no_service_shares_a_volume_for_files() -> None:
+    changed = {name: service for name, service in FILES["services"].items() if name != "bucket"}
+    assert set(changed) == set(OURS)
+    for service in changed.values():
+        data, sandboxes = service["volumes"]
+        assert data == "/data"  # without a name, so each container has its own
+        assert (sandboxes["type"], sandboxes["target"]) == ("tmpfs", "/data/sandboxes")
+        variables = service["environment"]
+        assert variables["NEKRO_FILES__URL"] == "s3://nekro/files"
+        assert set(variables) - {"NEKRO_FILES__URL"} == {
+            "AWS_ACCESS_KEY_ID",
+            "AWS_SECRET_ACCESS_KEY",
+            "AWS_REGION",
+            "AWS_ENDPOINT_URL",
+        }
+        assert ":?" in variables["AWS_SECRET_ACCESS_KEY"]
+        assert service["depends_on"] == {"bucket": {"condition": "service_healthy"}}
+
+
+def test_the_s3_server_is_unprivileged_and_not_published() -> None:
+    server = FILES["services"]["bucket"]
+    assert server["read_only"] and server["cap_drop"] == ["ALL"] and "ports" not in server
+    assert server["networks"] == ["backend"]
+    assert server["build"]["args"] == SERVICES["methods"]["build"]["args"]
+    image = (ROOT / "deploy" / "bucket" / "Dockerfile").read_text("utf-8")
+    base = (ROOT / "Dockerfile").read_text("utf-8")
+    assert re.findall(r"^ARG BASE_IMAGE=.*$", image, re.MULTILINE) == re.findall(
+        r"^ARG BASE_IMAGE=.*$", base, re.MULTILINE
+    )
+    assert "--require-hashes" in image and "USER 10001:10001" in image
+    locked = (ROOT / "deploy" / "bucket" / "requirements.txt").read_text("utf-8").strip()
+    assert locked in (ROOT / "constraints.txt").read_text("utf-8")
 
 
 def test_every_named_setting_exists() -> None:

@@ -137,6 +137,25 @@ def test_existing_claims_are_used_instead_of_new_ones(render: Render) -> None:
     assert volume["persistentVolumeClaim"] == {"claimName": "files"}
 
 
+def test_with_a_bucket_no_volume_is_shared(render: Render) -> None:
+    objects = render({"files": {"url": "s3://nekro/files", "secret": "bucket", "sandboxesSize": "2Gi"}})
+    assert names(objects, "PersistentVolumeClaim") == set()
+    assert "ReadWriteMany" not in str(objects)
+    assert objects["ConfigMap/nekro-settings"]["data"]["NEKRO_FILES__URL"] == "s3://nekro/files"
+    for spec in pods(objects).values():
+        assert not any("persistentVolumeClaim" in volume for volume in spec["volumes"])
+        assert {"secretRef": {"name": "bucket"}} in spec["containers"][0]["envFrom"]
+    volumes = {volume["name"]: volume for volume in pods(objects)["Deployment/nekro-rounds"]["volumes"]}
+    assert volumes["sandboxes"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
+    assert volumes["data"]["emptyDir"] == {"sizeLimit": "20Gi"}
+
+
+def test_without_a_bucket_files_are_on_claims(render: Render) -> None:
+    objects = render()
+    assert "NEKRO_FILES__URL" not in objects["ConfigMap/nekro-settings"]["data"]
+    assert names(objects, "PersistentVolumeClaim") == {"nekro-data", "nekro-sandboxes"}
+
+
 def test_extra_environment_reaches_all_pods_and_a_component_s_own_wins(render: Render) -> None:
     values = {
         "extraEnv": [{"name": "A", "value": "all"}],
@@ -195,6 +214,13 @@ REFUSED_BY_TEMPLATES = [
         "put it into the file database_url of the secret nekro-secrets",
     ),
     ({"settings": {"NEKRO_METRICS__PORT": 9000}}, "the mounts and probes of the chart need its own value"),
+    ({"settings": {"NEKRO_FILES__URL": "s3://nekro/files"}}, "set files.url"),
+    ({"files": {"url": "s3://key:secret@bucket"}}, "credentials are variables of the secret"),
+    ({"files": {"secret": "bucket"}}, "files.secret needs files.url"),
+    (
+        {"files": {"url": "s3://nekro"}, "settings": {"NEKRO_PLUGINS__DIRS": "/opt/a,/data/plugins"}},
+        "put plugins into the image",
+    ),
     ({"gateway": {"ingress": {"enabled": True}}}, "gateway.ingress.enabled needs gateway.ingress.host"),
     ({"autoscaling": {"enabled": True}}, "autoscaling.enabled needs autoscaling.prometheus.serverAddress"),
     ({**SCALED, "metrics": {"enabled": False}}, "autoscaling.enabled needs metrics.enabled"),
@@ -222,6 +248,8 @@ REFUSED_BY_THE_SCHEMA: list[tuple[dict[str, Any], str, str]] = [
     ({"settings": {"NEKRO_LOG__LEVEL": {}}}, "/settings/NEKRO_LOG__LEVEL", "string"),
     ({"storage": {"data": {"size": "large"}}}, "/storage/data/size", "large"),
     ({"storage": {"data": {"accessModes": ["Any"]}}}, "/storage/data/accessModes/0", "ReadWriteMany"),
+    ({"files": {"url": "nfs://server/files"}}, "/files/url", "nfs://server/files"),
+    ({"files": {"size": "large"}}, "/files/size", "large"),
     ({"extraEnv": [{"value": "x"}]}, "/extraEnv/0", "name"),
     ({"gateway": {"ingress": {"host": "https://a.example"}}}, "/gateway/ingress/host", "https://a.example"),
     ({"gateway": {"service": {"port": 0}}}, "/gateway/service/port", "0"),

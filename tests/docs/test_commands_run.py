@@ -43,11 +43,13 @@ from benchmarks import (
     code_or_tools,
     console_load,
     downloads,
+    fleets,
     floods,
     follow_up,
     goals,
     heavy_arguments,
     kv_costs,
+    many_files,
     partitions,
     pooled_calls,
     profiles,
@@ -532,6 +534,17 @@ def own_database(scene: Scene) -> Changes:
     return {}
 
 
+def use_a_store(scene: Scene) -> Changes:
+    """Import a file into a store of a command that is alone."""
+    own_database(scene)
+    scene.environment["NEKRO_FILES__URL"] = f"file://{scene.directory}/objects"
+    uploads = scene.directory / "data" / "uploads" / "chat"
+    uploads.mkdir(parents=True)
+    (uploads / "a.txt").write_text("figures")
+    scene.nekro("files", "import")
+    return {}
+
+
 def declare_time(scene: Scene) -> Changes:
     """Declare an MCP server that nothing starts."""
     own_database(scene)
@@ -591,6 +604,14 @@ def a_turn(scene: Scene) -> Changes:
     ask_what_is_on(scene)
     rounds = json.loads(scene.nekro("history", "cli", "--trace", "--json"))["rounds"]
     return {"4f1c2a": rounds[-1]["turn"]}
+
+
+def a_case(scene: Scene) -> Changes:
+    """Save the case of such a turn, below the directory of the command."""
+    turn = a_turn(scene)["4f1c2a"]
+    for name in ("rain", "train"):
+        scene.nekro("replay", turn, "--save", f"cases/{name}.yaml")
+    return {}
 
 
 def ask_for_an_umbrella(scene: Scene) -> Changes:
@@ -835,6 +856,16 @@ EXPECTED = {
     "nekro trace 4f1c2a --follow": Expected(before=a_turn, out="^done after .* tokens"),
     "nekro trace 4f1c2a --prompts": Expected(before=a_turn, out="^done after .* tokens"),
     "nekro trace 4f1c2a --json": Expected(before=a_turn, out='"state": "done"'),
+    "nekro replay 4f1c2a": Expected(before=a_turn, out="^round 1: .*: the same$"),
+    "nekro replay 4f1c2a --json": Expected(before=a_turn, out='"is_same": true'),
+    "nekro replay 4f1c2a --save cases/rain.yaml": Expected(
+        before=a_turn, out="^saved cases/rain.yaml$", after=files_are_there("cases/rain.yaml")
+    ),
+    "nekro replay 4f1c2a --model cheap": Expected(
+        before=a_turn, code=12, err="there is no model group 'cheap'"
+    ),
+    "nekro eval cases": Expected(before=a_case, out="^2 of 2 cases are the same$"),
+    "nekro eval cases/rain.yaml cases/train.yaml --json": Expected(before=a_case, out='"is_same": true'),
     "nekro cancel group_1": Expected(before=hold_a_round, err="^stopped 1 running, cancelled 0 waiting$"),
     "nekro cancel group_1 --seconds 60 --json": Expected(
         before=hold_a_round, out=r'"stopped": \[\s*{\s*"id": "' + HEX
@@ -930,6 +961,18 @@ EXPECTED = {
     ),
     "nekro files put group_1 data.csv /app/shared/input/data.csv": Expected(
         before=keep_files, err="^stored 7 bytes as /app/shared/input/data.csv$"
+    ),
+    "nekro files fsck": Expected(
+        before=use_a_store, err="^checked 1 contents: 0 damaged$", without=ALONE
+    ),
+    "nekro files fsck --read": Expected(
+        before=use_a_store, err="^checked 1 contents: 0 damaged$", without=ALONE
+    ),
+    "nekro files fsck --read --repair": Expected(
+        before=use_a_store, err="^checked 1 contents: 0 damaged$", without=ALONE
+    ),
+    "nekro files import": Expected(
+        before=use_a_store, err="^imported 0 directories; the store had 1; nothing was", without=ALONE
     ),
     "nekro timers": Expected(before=set_a_timer, out=f"^{TIMER} +group_1 +waiting .* once +water the pl"),
     "nekro timers list --chat-key group_1 --json": Expected(before=set_a_timer, out=f'"id": "{TIMER}"'),
@@ -1066,7 +1109,10 @@ def test_each_command_behaves_as_its_page_says(line: str, world: World) -> None:
 
 
 def plain(arguments: list[str]) -> list[str]:
-    """Arguments of Compose without those that differ between users and the test."""
+    """Arguments of Compose without those that differ between users and the test, and without its files."""
+    while "-f" in arguments:
+        at = arguments.index("-f")
+        arguments = arguments[:at] + arguments[at + 2 :]
     words = [re.sub(r"=\d+$", "=N", {"-d": "--detach"}.get(word, word)) for word in arguments]
     return [word for word in words if word not in ("-T", "--no-build")]
 
@@ -1083,6 +1129,8 @@ def test_each_compose_line_is_run_by_the_compose_test() -> None:
     lines |= {span for page in PAGES for span in re.findall(r"`(docker compose [^`]+)`", page.read_text())}
     shown = [plain(shlex.split(line)[2:]) for line in sorted(lines) if line.startswith("docker compose ")]
     assert ["exec", "rounds", "nekro", "doctor"] in shown
+    files = {name for line in lines for name in re.findall(r"-f (compose\S*\.yaml)", line)}
+    assert {name for name in files if name not in ast.unparse(test)} == set()
     untested = [
         line for line in shown if not any(call[:1] == line[:1] and set(line) <= set(call) for call in calls)
     ]
@@ -1098,11 +1146,13 @@ def test_documented_options_of_benchmarks_exist() -> None:
         "scale": scale.parse,
         "downloads": downloads.parse,
         "evaluation": parse_evaluation,
+        "fleets": fleets.parse,
         "floods": floods.parse,
         "follow_up": follow_up.parse,
         "goals": goals.parse,
         "heavy_arguments": heavy_arguments.parse,
         "kv_costs": kv_costs.parse,
+        "many_files": many_files.parse,
         "partitions": partitions.parse,
         "pooled_calls": pooled_calls.parse,
         "profiles": profiles.parse,

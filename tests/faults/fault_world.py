@@ -28,7 +28,7 @@ from worker_fleet import Fleet, build_fleet
 
 from broker_config.settings import DatabaseSettings
 from nekro.cli.environment import environment_of
-from storage.files import DataAreas
+from storage.files.areas import DataAreas
 
 HERE = Path(__file__).parent
 #: Seconds within which all open work must end after the last fault.

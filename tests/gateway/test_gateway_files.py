@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -20,6 +21,7 @@ from nekro.app.chats.attachments import FileIds
 from nekro.app.services import Services
 from nekro.gateway.app import create_app
 from nekro_agent.errors import NotFoundError
+from storage.files.areas import DataAreas
 
 #: A picture of one red pixel.
 PIXEL = base64.b64decode(
@@ -41,9 +43,22 @@ async def client_of(fleet: Fleet) -> AsyncIterator[tuple[httpx.AsyncClient, Serv
         yield client, app.state.services
 
 
-async def areas_of(services: Services, key: str) -> tuple[Path, Path]:
-    chat = await services.chat(key)
-    return services.areas.uploads_dir(key), services.areas.shared_dir(chat.container_key)
+@asynccontextmanager
+async def area_of(services: Services, key: str, kind: str = "shared") -> AsyncIterator[Path]:
+    """The directory of an area for a program that changes it; with a store, the changes are committed."""
+    chat, areas = await services.chat(key), services.areas
+    if isinstance(areas, DataAreas):
+        yield areas.uploads_dir(key) if kind == "uploads" else areas.shared_dir(chat.container_key)
+        return
+    async with areas.scope("test", chat_key=key, container_key=chat.container_key):
+        path = areas.uploads_dir if kind == "uploads" else areas.shared_dir
+        yield await asyncio.to_thread(path, key if kind == "uploads" else chat.container_key)
+
+
+async def names_in(services: Services, key: str, kind: str = "uploads") -> list[str]:
+    """All names in an area, also hidden ones."""
+    async with area_of(services, key, kind) as area:
+        return [path.name for path in area.iterdir()]
 
 
 async def put(client: httpx.AsyncClient, chat: str, name: str, content: bytes) -> dict[str, object]:
@@ -60,12 +75,13 @@ async def test_a_file_that_is_put_can_be_read_listed_and_deleted(fleet: Fleet) -
         info = await put(client, "round", "data.bin", content)
         assert (info["name"], info["path"]) == ("data.bin", "/app/uploads/data.bin")
         assert (info["size_bytes"], info["sha256"]) == (1 << 20, hashlib.sha256(content).hexdigest())
-        uploads, shared = await areas_of(services, "round")
-        assert (uploads / "data.bin").read_bytes() == content
+        async with area_of(services, "round", "uploads") as uploads:
+            assert (uploads / "data.bin").read_bytes() == content
         got = await client.get(str(info["url"]))
         assert got.content == content and got.headers["content-length"] == str(1 << 20)
-        (shared / "sub").mkdir()
-        (shared / "sub" / "notes.txt").write_text("mine")
+        async with area_of(services, "round") as shared:
+            (shared / "sub").mkdir()
+            (shared / "sub" / "notes.txt").write_text("mine")
         listed = (await client.get("/api/v1/chats/round/files")).json()
         assert [file["path"] for file in listed["items"]] == [
             "/app/shared/sub/notes.txt",
@@ -77,7 +93,7 @@ async def test_a_file_that_is_put_can_be_read_listed_and_deleted(fleet: Fleet) -
         assert (await client.delete(str(info["url"]))).status_code == 204
         gone = await client.get(str(info["url"]))
         assert (gone.status_code, gone.json()["code"]) == (404, "not_found")
-        assert not (uploads / "data.bin").exists()
+        assert await names_in(services, "round") == []
         assert not list(Path(fleet.settings.data_dir, "staging").iterdir())
 
 
@@ -168,7 +184,6 @@ async def test_browsers_do_not_run_files(
 
 async def test_a_list_names_the_type_of_each_content(fleet: Fleet) -> None:
     async with client_of(fleet) as (client, services):
-        _, shared = await areas_of(services, "kinds")
         contents = {
             "chart": PIXEL,
             "photo.jpg": PIXEL,
@@ -176,8 +191,9 @@ async def test_a_list_names_the_type_of_each_content(fleet: Fleet) -> None:
             "report": b"%PDF-1.7",
             "a.csv": b"a",
         }
-        for name, content in contents.items():
-            (shared / name).write_bytes(content)
+        async with area_of(services, "kinds") as shared:
+            for name, content in contents.items():
+                (shared / name).write_bytes(content)
         listed = (await client.get("/api/v1/chats/kinds/files", params={"area": "shared"})).json()["items"]
         assert {file["name"]: file["media_type"] for file in listed} == {
             "chart": "image/png",
@@ -216,25 +232,24 @@ async def test_a_name_in_use_is_not_overwritten(fleet: Fleet) -> None:
 @pytest.mark.parametrize("name", ["..", ".hidden", "a%5Cb.txt", "%00", "%E2%80%AE%0A", "x" * 300])
 async def test_a_name_that_is_no_plain_name_is_refused(fleet: Fleet, name: str) -> None:
     async with client_of(fleet) as (client, services):
-        uploads, _ = await areas_of(services, "plain")
         answer = await client.put(f"/api/v1/chats/plain/files/{name}", content=b"x")
         assert answer.status_code in (404, 405, 422), answer.text
-        assert list(uploads.iterdir()) == []
+        assert await names_in(services, "plain") == []
 
 
 async def test_an_id_is_valid_for_its_chat_and_version_only(fleet: Fleet) -> None:
     async with client_of(fleet) as (client, services):
         info = await put(client, "mine", "a.txt", b"secret")
         await put(client, "theirs", "a.txt", b"other")
-        uploads, _ = await areas_of(services, "mine")
         assert (await client.get(f"/api/v1/chats/theirs/files/{info['id']}")).status_code == 404
         file_id = str(info["id"])
         for forged in (file_id[:-1], file_id + "AAAA", "a.txt", "..%2Fa.txt", "A" * 5000, "%F0%9F%98%80"):
             assert (await client.get(f"/api/v1/chats/mine/files/{forged}")).status_code == 404
         raw = base64.urlsafe_b64encode(bytes(16) + json.dumps(["/etc/passwd", None]).encode()).decode()
         assert (await client.get(f"/api/v1/chats/mine/files/{raw.rstrip('=')}")).status_code == 404
-        (uploads / "a.txt").write_text("another")
-        os.utime(uploads / "a.txt", ns=(1, 1))
+        async with area_of(services, "mine", "uploads") as uploads:
+            (uploads / "a.txt").write_text("another")
+            os.utime(uploads / "a.txt", ns=(1, 1))
         changed = await client.get(str(info["url"]))
         assert (changed.status_code, changed.json()["code"]) == (410, "file_changed")
 
@@ -244,10 +259,10 @@ async def test_links_that_sandboxed_code_made_lead_nowhere(fleet: Fleet, tmp_pat
     (tmp_path / "inside").mkdir()
     (tmp_path / "inside" / "a.txt").write_text("secret")
     async with client_of(fleet) as (client, services):
-        _, shared = await areas_of(services, "linked")
-        (shared / "folder").mkdir()
-        for name in ("a.txt", "folder/a.txt", "hard.txt"):
-            (shared / name).write_text("mine")
+        async with area_of(services, "linked") as shared:
+            (shared / "folder").mkdir()
+            for name in ("a.txt", "folder/a.txt", "hard.txt"):
+                (shared / name).write_text("mine")
         listed = {
             file["path"]: file["url"]
             for file in (await client.get("/api/v1/chats/linked/files")).json()["items"]
@@ -286,7 +301,6 @@ async def test_a_body_that_ends_early_leaves_nothing(fleet: Fleet) -> None:
         raise ConnectionError("cut")
 
     async with client_of(fleet) as (client, services):
-        uploads, _ = await areas_of(services, "half")
         with pytest.raises(ConnectionError):
             await client.put("/api/v1/chats/half/files/a.bin", content=half())
         with pytest.raises(ConnectionError):
@@ -295,7 +309,7 @@ async def test_a_body_that_ends_early_leaves_nothing(fleet: Fleet) -> None:
         for content in (b"", b"--x\r\n", b'--x\r\nContent-Disposition: form-data; name="a\r\n\r\n'):
             bad = await client.post("/api/v1/chats/half/files", content=content, headers=headers)
             assert bad.status_code == 400, bad.text
-        assert list(uploads.iterdir()) == []
+        assert await names_in(services, "half") == []
 
 
 @pytest.mark.parametrize(
@@ -326,7 +340,6 @@ async def test_a_part_is_stored_under_the_name_that_it_states(
 
 async def test_a_part_without_a_field_name_or_a_usable_file_name_is_refused(fleet: Fleet) -> None:
     async with client_of(fleet) as (client, services):
-        uploads, _ = await areas_of(services, "nameless")
         for disposition in (
             "form-data; filename*=UTF-8''a.txt", 'form-data; filename="a.txt"', "form-data",
             'form-data; name="f"; filename=".."', "form-data; name=f; filename*=UTF-8''..%2F",
@@ -336,7 +349,7 @@ async def test_a_part_without_a_field_name_or_a_usable_file_name_is_refused(flee
             answer = await client.post("/api/v1/chats/nameless/files", content=body, headers=headers)
             assert answer.status_code in (400, 422), answer.text
             assert "name" in answer.json()["detail"]
-        assert list(uploads.iterdir()) == []
+        assert await names_in(services, "nameless") == []
 
 
 def test_links_expire_and_cannot_be_forged() -> None:

@@ -124,3 +124,22 @@ async def test_a_key_replays_what_it_reads_where_it_posts(
     assert await status("other", *both, chats="shop-*") == 404
     assert await status(None, *both, user_id="u2") == 403
     assert await status(None, *both, chats="shop-*", user_id="u1") == 201
+
+
+async def test_a_turn_goes_on_only_from_a_call_that_it_has_made(
+    http: httpx.AsyncClient, services: Services
+) -> None:
+    turn = await post(http, "hello")
+    body = {"call_id": "none"}
+    runs = await http.post(f"/api/v1/turns/{turn}/replay", json=body)
+    assert (runs.status_code, runs.json()["code"]) == (409, "conflict") and "still runs" in runs.text
+    assert (await http.post(f"/api/v1/turns/{turn}/cancel")).status_code == 200
+    missing = await http.post(f"/api/v1/turns/{turn}/replay", json=body)
+    assert missing.status_code == 404 and "has no call none" in missing.text
+    new, key = new_key("test", scopes=(Scope.READ,))
+    await store_key(services.database, new, by=None, request_id=None)
+    refused = await http.post(
+        f"/api/v1/turns/{turn}/replay", json=body, headers={"Authorization": f"Bearer {key}"}
+    )
+    assert refused.status_code == 403
+    assert [one["chat_key"] for one in (await http.get("/api/v1/chats")).json()["items"]] == [CHAT]

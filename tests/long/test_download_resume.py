@@ -196,6 +196,7 @@ async def test_a_download_over_several_connections_resumes_with_its_gaps(
     assert is_whole(result, server)
     # The server's count would include bytes in buffers of closed connections.
     assert 0 not in server.starts and seen[0] > len(BIG) // 2
+    assert all(request.end is not None for request in server.requests), "it closes no unfinished answer"
 
 
 async def test_small_files_and_servers_without_ranges_get_one_connection(

@@ -86,17 +86,17 @@ async def test_an_epoch_determines_which_messages_were_lost(
     settings: Settings, own_redis: RedisServer
 ) -> None:
     publisher = PipelinePublisher(settings.broker)
-    before = [await publisher.send(Message(), queue="q", may_repeat=True) for _ in range(2)]
+    before = [(await publisher.send(Message(), queue="q", may_repeat=True)).place for _ in range(2)]
     with redis.Redis(port=own_redis.port) as client:
         client.save()
-    before.append(await publisher.send(Message(), queue="q", may_repeat=True))
+    before.append((await publisher.send(Message(), queue="q", may_repeat=True)).place)
     epoch = await publisher.epoch()
     assert epoch is not None
     assert all(place is not None and epoch.has(place) for place in before)
 
     await asyncio.to_thread(own_redis.kill)
     await asyncio.to_thread(own_redis.start)
-    after = await publisher.send(Message(), queue="q", may_repeat=True)
+    after = (await publisher.send(Message(), queue="q", may_repeat=True)).place
     epoch = await publisher.epoch()
     assert epoch is not None
     assert [place is not None and epoch.has(place) for place in [*before, after]] == [True, True, False, True]
@@ -134,7 +134,7 @@ async def test_a_publish_fails_with_the_reason_when_no_connection_is_made_within
 
 async def test_an_empty_redis_has_lost_all_messages(settings: Settings, own_redis: RedisServer) -> None:
     publisher = PipelinePublisher(settings.broker)
-    place = await publisher.send(Message(), queue="q", may_repeat=True)
+    place = (await publisher.send(Message(), queue="q", may_repeat=True)).place
     with redis.Redis(port=own_redis.port) as client:
         client.flushdb()
     epoch = await publisher.epoch()
@@ -154,7 +154,7 @@ async def test_a_server_that_hides_its_run_id_starts_no_epoch(
         )  # fmt: skip
     url = f"redis://{user}:{password}@127.0.0.1:{own_redis.port}/0"
     publisher = PipelinePublisher(settings.broker.model_copy(update={"url": url}))
-    place = await publisher.send(Message(), queue="q", may_repeat=True)
+    place = (await publisher.send(Message(), queue="q", may_repeat=True)).place
     epoch = await publisher.epoch()
     await publisher.close()
     assert place is not None and epoch is not None

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import redis
+from fleet_probes import chats_of
 from redis_process import RedisServer
 from waiting import eventually
 from worker_process import WorkerProcess, read_ledger
@@ -23,8 +24,6 @@ from nekro.cli.doctor.service_checks import CheckState, broker_checks
 from nekro.wire.invocation import Invocation, new_id
 from nekro_agent.errors import BrokerUnavailableError, MethodFailedError
 from nekro_agent.methods import Lane
-
-CHATS = [f"chat{number}" for number in range(12)]
 
 
 @pytest.fixture
@@ -54,10 +53,10 @@ def answers(client: Any, settings: Settings) -> int:
     return len(client.keys(f"{settings.broker.key_prefix}celery-task-meta-*"))
 
 
-def of_second(settings: Settings, chat_key: str) -> bool:
-    """Whether a chat is served by the second server."""
-    app = create_app(settings)
-    return app.chats.order(chat_key)[0] == 1
+@pytest.fixture
+def chats(settings: Settings) -> list[str]:
+    """Chats of both servers, which follow from their addresses: of any twelve all may be of one."""
+    return [*chats_of(settings, 0, count=6), *chats_of(settings, 1, count=6)]
 
 
 def states_of(settings: Settings) -> list[BrokerFigures]:
@@ -81,6 +80,7 @@ async def test_calls_are_answered_by_the_server_of_their_chat(
     caller: MethodCaller,
     start_worker: Callable[..., WorkerProcess],
     both: Any,
+    chats: list[str],
     pool: str,
     lane: Lane,
 ) -> None:
@@ -88,23 +88,24 @@ async def test_calls_are_answered_by_the_server_of_their_chat(
     first, second = both
     seen = f"{settings.broker.key_prefix}unacked.{lane.value}_index_seen"
     await eventually(lambda: second.exists(seen), what="the worker's intake of the second server")
-    calls = [caller.call(call_of(chat), lane=lane) for chat in CHATS for _ in range(5)]
+    calls = [caller.call(call_of(chat), lane=lane) for chat in chats for _ in range(5)]
     assert {answer.text for answer in await asyncio.gather(*calls)} == {"x"}
-    there = 5 * sum(of_second(settings, chat) for chat in CHATS)
-    assert 0 < there < 5 * len(CHATS)
-    assert answers(second, settings) == there
-    assert answers(first, settings) == 5 * len(CHATS) - there
+    assert answers(first, settings) == answers(second, settings) == 5 * 6
     held = f"{settings.broker.key_prefix}unacked.{lane.value}"
     await eventually(lambda: not first.exists(held) and not second.exists(held), what="acknowledgements")
 
 
 async def test_failures_reach_the_callers_of_both_servers(
-    caller: MethodCaller, settings: Settings, start_worker: Callable[..., WorkerProcess], both: Any
+    caller: MethodCaller,
+    settings: Settings,
+    start_worker: Callable[..., WorkerProcess],
+    both: Any,
+    chats: list[str],
 ) -> None:
     start_worker()
     seen = f"{settings.broker.key_prefix}unacked.methods_index_seen"
     await eventually(lambda: both[1].exists(seen), what="the second server")
-    for chat in CHATS:
+    for chat in chats:
         with pytest.raises(MethodFailedError, match="Weird"):
             await caller.call(call_of(chat, "m.fail"), lane=Lane.METHODS)
     assert all(answers(client, settings) for client in both)
@@ -116,11 +117,12 @@ async def test_workers_without_the_partition_get_its_calls_on_the_first_server(
     settings: Settings,
     start_worker: Callable[..., WorkerProcess],
     both: Any,
+    chats: list[str],
 ) -> None:
     """Workers are restarted one after another when a server is added."""
     old = settings.model_copy(update={"broker": settings.broker.model_copy(update={"partitions": ()})})
     start_worker(settings=old)
-    calls = [caller.call(call_of(chat), lane=Lane.METHODS) for chat in CHATS]
+    calls = [caller.call(call_of(chat), lane=Lane.METHODS) for chat in chats]
     assert {answer.text for answer in await asyncio.gather(*calls)} == {"x"}
     assert answers(both[1], settings) == 0
 
@@ -135,8 +137,7 @@ async def test_only_chats_of_a_server_that_is_down_wait(
     worker = start_worker()
     seen = f"{settings.broker.key_prefix}unacked.methods_index_seen"
     await eventually(lambda: both[1].exists(seen), what="the second server")
-    here = next(chat for chat in CHATS if not of_second(settings, chat))
-    there = next(chat for chat in CHATS if of_second(settings, chat))
+    here, there = (chats_of(settings, server, count=1)[0] for server in range(2))
     assert (await caller.call(call_of(there), lane=Lane.METHODS)).text == "x"
     own_redis.kill()
     worker.wait_log("server_lost")
@@ -167,33 +168,32 @@ async def test_a_call_does_not_wait_behind_one_of_another_server(
     seen = f"{settings.broker.key_prefix}unacked.methods_index_seen"
     await eventually(lambda: both[1].exists(seen), what="the second server")
     for first, second in ((0, 1), (1, 0)):
-        chats = [
-            next(chat for chat in CHATS if of_second(settings, chat) is bool(n)) for n in (first, second)
-        ]
-        waits = call_of(chats[0], "m.wait", "3")
+        waits = call_of(chats_of(settings, first, count=1)[0], "m.wait", "3")
         long = asyncio.create_task(caller.call(waits, lane=Lane.METHODS))
         await eventually(
             lambda entry=[waits.call_id, "started"]: entry in read_ledger(settings), what="the long call"
         )
+        other = chats_of(settings, second, count=1)[0]
         for _ in range(20):
-            assert (await caller.call(call_of(chats[1]), lane=Lane.METHODS)).text == "x"
+            assert (await caller.call(call_of(other), lane=Lane.METHODS)).text == "x"
         assert not long.done()
         await long
 
 
-async def test_a_round_is_announced_on_the_server_of_its_chat(settings: Settings, both: Any) -> None:
+async def test_a_round_is_announced_on_the_server_of_its_chat(
+    settings: Settings, both: Any, chats: list[str]
+) -> None:
     app = create_app(settings)
     queues = f"{settings.broker.key_prefix}rounds"
-    for chat in CHATS:
+    for chat in chats:
         await asyncio.to_thread(request_round, app, chat)
-    assert both[0].llen(queues) == len(CHATS), "no worker serves the second server"
+    assert both[0].llen(queues) == len(chats), "no worker serves the second server"
     seen = f"{settings.broker.key_prefix}unacked.rounds_index_seen"
     both[1].hset(seen, "at", both[1].time()[0])
-    for chat in CHATS:
+    for chat in chats:
         await asyncio.to_thread(request_round, app, chat)
-    there = sum(of_second(settings, chat) for chat in CHATS)
-    assert both[1].llen(queues) == there
-    assert both[0].llen(queues) == 2 * len(CHATS) - there
+    assert both[1].llen(queues) == 6
+    assert both[0].llen(queues) == 2 * len(chats) - 6
     app.close()
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from waiting import WAIT_SECONDS, eventually
 
 from broker_config.embedded import resolve_signing_key
-from broker_config.settings import Settings
+from broker_config.settings import ApprovalResume, Settings
 from nekro.agent.llm import LLMAnswer, LLMRequest
 from nekro.agent.rounds import RoundRunner
 from nekro.app import use_cases
 from nekro.app.catalogue import BUILT_IN_TASKS
 from nekro.app.model_meters import RoundBudgets
+from nekro.broker.program_calls import Marked, ProgramCall
 from nekro.sandbox.manager import SandboxManager
 from nekro.wire.invocation import Envelope, Invocation, Signer
 from nekro.wire.values import encode_arguments
@@ -58,20 +60,25 @@ class DirectCaller:
         self._services = services
         self._signer = Signer.from_text(resolve_signing_key(services.settings).get_secret_value())
         self._running: dict[str, asyncio.Task[dict[str, Any]]] = {}
+        self._marks: dict[str, dict[str, Marked]] = {}
+        self._left_chats: set[str] = set()
         self.revoked: list[str] = []
 
     async def call(self, invocation: Invocation, *, lane: str) -> Envelope:
         """Run the method as a task of its own, as a worker would."""
-        services = self._services
-        targets = services.built_in_methods if invocation.method in BUILT_IN_TASKS else services.methods
-        work = services.call_handler.handle(
-            self._signer.sign(invocation), task_name=invocation.method, find=targets.find
-        )
-        self._running[invocation.call_id] = task = asyncio.ensure_future(work)
+        task = self._running.get(invocation.call_id)
+        if task is None:
+            services = self._services
+            targets = services.built_in_methods if invocation.method in BUILT_IN_TASKS else services.methods
+            work = services.call_handler.handle(
+                self._signer.sign(invocation), task_name=invocation.method, find=targets.find
+            )
+            self._running[invocation.call_id] = task = asyncio.ensure_future(work)
         try:
             done, _ = await asyncio.wait([task], timeout=invocation.remaining_seconds())
         except asyncio.CancelledError:
-            await self.revoke(invocation.call_id)
+            if invocation.chat_key not in self._left_chats:
+                await self.revoke(invocation.call_id)
             raise
         if not done:
             raise CallTimeoutError(f"{invocation.method}: no answer")
@@ -83,9 +90,18 @@ class DirectCaller:
             raise MethodFailedError(type(exc).__name__, str(exc)) from exc
 
     async def call_or_detach(
-        self, invocation: Invocation, *, lane: str, seconds: float, leave: Callable[[], Awaitable[bool]]
+        self,
+        invocation: Invocation,
+        *,
+        lane: str,
+        seconds: float,
+        leave: Callable[[], Awaitable[bool]],
+        program: ProgramCall | None = None,
     ) -> Envelope | None:
         """Run it as ``call`` does, and detach it when its caller has waited long enough."""
+        if program is not None:
+            marks = self._marks.setdefault(program.program_id, {})
+            marks.setdefault(program.call_id, Marked(program.note))
         call = asyncio.create_task(self.call(invocation, lane=lane))
         call.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
@@ -95,6 +111,35 @@ class DirectCaller:
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
             raise
+
+    async def marks(self, chat_key: str, program_id: str) -> dict[str, Marked]:
+        """The calls that a program has made."""
+        return self._marks.get(program_id, {})
+
+    async def results(self, chat_key: str, call_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """What those of the calls have returned that succeeded."""
+        ended = {one: self._running[one] for one in call_ids if one in self._running}
+        return {
+            one: {"status": "SUCCESS", "task_id": one, "result": task.result()}
+            for one, task in ended.items()
+            if task.done() and not task.exception()
+        }
+
+    def lose_everything(self) -> None:
+        """As if the broker and Redis were emptied."""
+        self._marks.clear()
+        self._running.clear()
+
+    def forget(self, chat_key: str, program_id: str) -> None:
+        """Forget them."""
+        self._marks.pop(program_id, None)
+
+    @contextmanager
+    def leaving(self, chat_key: str) -> Iterator[None]:
+        """Let calls run on that are cancelled in the block."""
+        self._left_chats.add(chat_key)
+        yield
+        self._left_chats.discard(chat_key)
 
     async def revoke(self, call_id: str) -> None:
         """Cancel it."""
@@ -145,9 +190,11 @@ class Bench:
                 services.registry,
                 services.dispatcher,
                 services.host,
-                PictureLoader(services.settings, services.areas),
+                PictureLoader(services.settings, services.files_of),
                 keep_awake=settings.plugins.keep_awake,
                 keeps_variables=settings.sandbox.keep_variables,
+                journal_bytes=settings.agent.journal_bytes,
+                parks=settings.approval.resume is ApprovalResume.PROGRAM,
             ),
             budgets=RoundBudgets(services.spending, settings),
             settings=settings.agent,
@@ -156,6 +203,8 @@ class Bench:
             is_stopping=is_stopping,
             on_rest=on_rest,
             redact=redact,
+            leaving=services.dispatcher.leaving,
+            program_ended=services.dispatcher.program_ended,
         )
 
     async def say(self, chat_key: str, text: str, *, user_id: str = "u1") -> str | None:

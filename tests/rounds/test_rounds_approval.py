@@ -56,7 +56,7 @@ async def till(kind: str, open_bench: OpenBench) -> Bench:
 
 
 async def open_till(open_bench: OpenBench, kind: str, **approval: Any) -> Bench:
-    settings = {"approvers": ("sse:chief",), **approval}
+    settings = {"approvers": ("sse:chief",), "resume": "model", **approval}
     plugins = {"dirs": (HERE / "plugins", HERE / "approval_plugins")}
     return await open_bench(kind, plugins=plugins, approval=settings)
 

@@ -5,22 +5,29 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 
 import pytest
 from loguru import logger
 from round_bench import Bench, Model, invocation, states
+from sqlalchemy import select, update
+from test_rounds_story import described
 from waiting import WAIT_SECONDS, eventually
 
 from nekro.agent.llm import LLMRequest
+from nekro.app.calls.journal import CallIds
 from nekro.app.leases import CHAT
+from nekro.cli.views.round_text import round_lines
+from nekro.operations.turns import read_turn
 from nekro.sandbox.models import StopType
+from nekro.wire.values import encode_arguments
 from nekro_agent.errors import FencedError
 from storage.repositories.rounds import Round, RoundReport
 from storage.states import TriggerKind
+from storage.tables import CALLS
 
 OpenBench = Callable[..., Awaitable[Bench]]
 SAY = 'send_msg_text(_ck, "done")'
-HOLD = 'keep("a promise")\nhold("it")\nsend_msg_text(_ck, "never said")'
 
 
 async def begun(bench: Bench, chat_key: str, model: Model, *, owner: str = "w1") -> asyncio.Task[None]:
@@ -53,11 +60,79 @@ async def test_an_unanswered_round_is_sent_to_the_model_again(bench: Bench) -> N
     assert [message.text for message in await bench.messages("chat")] == ["hello", "done"]
 
 
-@pytest.mark.extended
-async def test_code_that_may_have_run_is_not_run_again_and_the_model_is_informed(bench: Bench) -> None:
+GO_ON = """
+import os, time
+kept = keep("a promise")
+numbers = [tick(str(number)) for number in range(3)]
+while not os.path.exists("shared/go"):
+    time.sleep(0.01)
+print(kept, numbers, tick("late"))
+send_msg_text(_ck, f"said {len(numbers)}")
+"""
+
+
+async def let_go(bench: Bench, chat_key: str) -> None:
+    """Let the code of ``GO_ON`` go on."""
+    async with bench.database.read() as tx:
+        chat = await tx.chats.get(chat_key)
+    (bench.services.areas.shared_dir(chat.container_key) / "go").touch()
+
+
+async def test_a_program_runs_on_although_its_worker_died(bench: Bench) -> None:
     await bench.say("chat", "hello", user_id="ada")
-    first = await begun(bench, "chat", Model(HOLD))
-    await bench.noted("begin it")
+    first = await begun(bench, "chat", Model(GO_ON))
+    await bench.noted("tick 2")
+    await die(first)
+    await let_go(bench, "chat")
+    model = Model(SAY)
+    (round_,) = await bench.play("chat", bench.drain(model, owner="w2"))
+    assert (round_.state.value, round_.stop_type, round_.worker) == ("done", StopType.NORMAL, "w2")
+    assert model.prompts == [] and (round_.prompt_chars or 0) > 1000
+    assert bench.journal() == ["heard hello", "keep a promise", *(f"tick {n}" for n in (0, 1, 2, "late"))]
+    assert round_.output == "kept a promise ['0', '1', '2'] late\n"
+    assert [message.text for message in await bench.messages("chat")] == [
+        "hello",
+        "kept a promise",
+        "said 3",
+    ]
+    made = [call["method"].rpartition(".")[2] for call in round_.calls or []]
+    assert made == ["keep", "tick", "tick", "tick", "tick", "send_msg_text"]
+    async with bench.database.read() as tx:
+        events = [event.type for event in await tx.events.of_turn(round_.turn_id)]
+    assert events.count("program.resumed") == 1 and events.count("round.started") == 1
+    assert events.count("call.started") == events.count("call.ended") == 6
+    (shown,) = (await read_turn(bench.services, round_.turn_id)).rounds
+    attempts = [(one.number, one.worker, one.outcome, one.is_resumed) for one in shown.attempts]
+    assert attempts == [(1, "w1", "lost", False), (2, "w2", "ended", True)]
+    lost_at = shown.attempts[0].last_event_at
+    assert lost_at is not None and lost_at <= shown.attempts[1].started_at
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_attack_the_same_program_in_another_chat_reads_nothing_of_a_lost_one(bench: Bench) -> None:
+    await bench.say("chat", "hello", user_id="ada")
+    first = await begun(bench, "chat", Model(GO_ON))
+    await bench.noted("tick 2")
+    await die(first)
+    await bench.say("other", "hello", user_id="ada")
+    await let_go(bench, "other")
+    (theirs,) = await bench.play("other", bench.drain(Model(GO_ON), owner="w2"))
+    assert theirs.output == "kept a promise ['0', '1', '2'] late\n"
+    assert [bench.journal().count(line) for line in ("keep a promise", "tick 0", "tick late")] == [2, 2, 1]
+    await let_go(bench, "chat")
+    (ours,) = await bench.play("chat", bench.drain(Model(SAY), owner="w2"))
+    assert (ours.attempt, ours.output) == (2, theirs.output)
+    assert [bench.journal().count(line) for line in ("keep a promise", "tick 0", "tick late")] == [2, 2, 2]
+
+
+@pytest.mark.extended
+async def test_code_that_cannot_be_run_again_is_not_and_the_model_is_informed(
+    kind: str, open_bench: OpenBench
+) -> None:
+    bench = await open_bench(kind, agent={"journal_bytes": 0})
+    await bench.say("chat", "hello", user_id="ada")
+    first = await begun(bench, "chat", Model(GO_ON))
+    await bench.noted("tick 2")
     await die(first)
     model = Model(SAY)
     rounds = await bench.play("chat", bench.drain(model, owner="w2"))
@@ -67,32 +142,34 @@ async def test_code_that_may_have_run_is_not_run_again_and_the_model_is_informed
     ]
     interrupted = rounds[0]
     assert (interrupted.stop_type, interrupted.worker, interrupted.attempt) == (StopType.ERROR, "w1", 1)
+    assert "NEKRO_AGENT__JOURNAL_BYTES" in (interrupted.not_resumable or "")
     assert [call["method"] for call in interrupted.calls or []] == ["tests.scene.keep"]
     assert rounds[1].user_id == "ada"
     (prompt,) = model.prompts
-    assert "went down" in prompt and "`keep`: done" in prompt and HOLD in prompt
+    assert "went down" in prompt and "`keep`: done: kept a promise." in prompt
     assert bench.journal().count("keep a promise") == 1
-    assert "never said" not in [message.text for message in await bench.messages("chat")]
+    assert "said 3" not in [message.text for message in await bench.messages("chat")]
 
 
-async def agent_call(bench: Bench, round_: Round, call_id: str) -> None:
-    """Run an AGENT call of a round in a worker of methods."""
-    made = invocation("tests.scene.look", ("tea",), call_id=call_id, round_=round_)
+async def call_of(bench: Bench, method: str, argument: str, round_: Round, *, call_id: str = "") -> None:
+    """Run a call of a round's program in a worker of methods; a given id is one that it does not make."""
+    ids = CallIds(bench.services.dispatcher.secrets.ids(round_.id))
+    call_id = call_id or ids.next(method, encode_arguments((argument,), {}).encode())
+    made = invocation(method, (argument,), call_id=call_id, round_=round_)
     await bench.caller.call(made, lane="methods")
 
 
-async def running_round(bench: Bench, chat_key: str, *, answered: bool) -> Round:
-    """A round of a crashed worker: running, with an expired lease."""
+async def running_round(bench: Bench, chat_key: str, *, code: str, not_resumable: str | None = "") -> Round:
+    """A round of a crashed worker: running, answered with code, with an expired lease."""
     await bench.say(chat_key, "hello")
     async with bench.database.begin() as tx:
         fence = await tx.chats.acquire(chat_key, owner="w1", lease_seconds=60)
         assert fence is not None
     claimed = await bench.services.ledger.start_next(chat_key, fence=fence, worker="w1")
     assert claimed is not None
-    if answered:
-        report = RoundReport(answer="```python\nlook('tea')\n```", code="look('tea')")
-        async with bench.database.begin() as tx:
-            await tx.rounds.record(claimed.round.id, fence=fence, report=report)
+    report = RoundReport(answer=f"```python\n{code}\n```", code=code, not_resumable=not_resumable)
+    async with bench.database.begin() as tx:
+        await tx.rounds.record(claimed.round.id, fence=fence, report=report)
     await bench.let_leases_run_out()
     return claimed.round
 
@@ -100,8 +177,8 @@ async def running_round(bench: Bench, chat_key: str, *, answered: bool) -> Round
 async def test_a_result_that_woke_the_model_wakes_it_once_although_its_round_was_interrupted(
     bench: Bench,
 ) -> None:
-    interrupted = await running_round(bench, "chat", answered=True)
-    await agent_call(bench, interrupted, "c1")
+    interrupted = await running_round(bench, "chat", code="look('tea')")
+    await call_of(bench, "tests.scene.look", "tea", interrupted)
     model = Model(SAY)
     rounds = await bench.play("chat", bench.drain(model, owner="w2"))
     assert [(item.trigger_kind, item.stop_type) for item in rounds] == [
@@ -109,17 +186,111 @@ async def test_a_result_that_woke_the_model_wakes_it_once_although_its_round_was
         (TriggerKind.CALL, StopType.NORMAL),
     ]
     assert model.prompts[0].count("seen: tea") == 1
+    assert bench.journal().count("look tea") == 1
 
 
-@pytest.mark.extended
-async def test_a_result_that_arrives_after_the_takeover_wakes_the_model(bench: Bench) -> None:
-    interrupted = await running_round(bench, "chat", answered=True)
-    drain = bench.drain(model := Model(SAY), owner="w2")
-    await bench.play("chat", drain)
-    await agent_call(bench, interrupted, "c1")
-    rounds = await bench.play("chat", drain)
-    assert [item.trigger_kind.value for item in rounds] == ["message", "round", "call"]
-    assert "seen: tea" in model.prompts[1]
+async def test_a_program_of_a_worker_of_an_earlier_version_is_not_run_again(bench: Bench) -> None:
+    interrupted = await running_round(bench, "chat", code="tick('again')", not_resumable=None)
+    await call_of(bench, "tests.scene.keep", "old", interrupted, call_id="c1")
+    model = Model(SAY)
+    rounds = await bench.play("chat", bench.drain(model, owner="w2"))
+    assert [item.stop_type for item in rounds] == [StopType.ERROR, StopType.NORMAL]
+    assert "went down" in model.prompts[0] and "`keep`: done: kept old" in model.prompts[0]
+    assert bench.journal() == ["heard hello", "keep old"]
+
+
+async def test_a_program_that_takes_another_course_is_stopped_before_an_effect(bench: Bench) -> None:
+    interrupted = await running_round(bench, "chat", code="tick('before')\nkeep('new')")
+    await call_of(bench, "tests.scene.keep", "old", interrupted, call_id="c1")
+    model = Model(SAY)
+    rounds = await bench.play("chat", bench.drain(model, owner="w2"))
+    assert [item.stop_type for item in rounds] == [StopType.DIVERGED, StopType.NORMAL]
+    assert bench.journal() == ["heard hello", "keep old", "tick before"]
+    assert "`keep`: done: kept old." in model.prompts[0]
+    assert "same calls as before" in model.prompts[0]
+
+
+SLOW_THREAD = """
+import threading, time
+def late():
+    time.sleep(1.5)
+    keep("late")
+thread = threading.Thread(target=late)
+thread.start()
+keep("first")
+keep("new")
+thread.join()
+"""
+
+
+async def test_another_order_of_threads_is_no_other_course(bench: Bench) -> None:
+    interrupted = await running_round(bench, "chat", code=SLOW_THREAD)
+    for text in ("first", "late"):
+        await call_of(bench, "tests.scene.keep", text, interrupted)
+    async with bench.database.begin() as tx:  # the first program waited long between its calls
+        asked = select(CALLS.c.requested_at).order_by(CALLS.c.requested_at.desc()).limit(1)
+        last = (await tx.connection.execute(asked)).scalar_one()
+        moved = update(CALLS).where(CALLS.c.requested_at == last)
+        await tx.connection.execute(moved.values(requested_at=last + timedelta(seconds=3)))
+    model = Model(SAY)
+    rounds = await bench.play("chat", bench.drain(model, owner="w2"))
+    assert [item.stop_type for item in rounds] == [StopType.NORMAL] and model.prompts == []
+    assert bench.journal() == ["heard hello", "keep first", "keep late", "keep new"]
+
+
+async def test_equal_programs_of_two_chats_have_journals_of_their_own(bench: Bench) -> None:
+    code = 'print(keep("same"), tick("same"))'
+    interrupted = await running_round(bench, "chat", code=code)
+    await call_of(bench, "tests.scene.keep", "same", interrupted)
+    await bench.say("other", "hello")
+    (other,) = await bench.play("other", bench.drain(Model(code)))
+    (round_,) = await bench.play("chat", bench.drain(Model(SAY), owner="w2"))
+    assert other.output == round_.output == "kept same same\n"
+    assert bench.journal().count("keep same") == bench.journal().count("tick same") == 2
+    ids = [call["id"] for one in (other, round_) for call in one.calls or []]
+    assert len(set(ids)) == 4
+
+
+LARGE = """
+lots = [tick(str(number) + "x" * 5000) for number in range(10)]
+keep("a promise")
+hold("it")
+"""
+
+
+async def test_a_program_with_too_large_answers_says_so_and_is_not_run_again(
+    kind: str, open_bench: OpenBench
+) -> None:
+    bench = await open_bench(kind, agent={"journal_bytes": 20_000})
+    await bench.say("chat", "hello")
+    first = await begun(bench, "chat", Model(LARGE))
+    await bench.noted("begin it")
+    await die(first)
+    model = Model(SAY)
+    rounds = await bench.play("chat", bench.drain(model, owner="w2"))
+    assert [item.stop_type for item in rounds] == [StopType.ERROR, StopType.NORMAL]
+    assert "20000 bytes (NEKRO_AGENT__JOURNAL_BYTES)" in (rounds[0].not_resumable or "")
+    assert "went down" in model.prompts[0] and "`keep`: done" in model.prompts[0]
+    assert bench.journal().count("keep a promise") == bench.journal().count("begin it") == 1
+    shown = "\n".join(round_lines((await described(bench))[0]))
+    assert "not to be run again if its worker dies: its calls have more than 20000 bytes" in shown
+
+
+async def test_a_program_that_ends_before_the_effects_that_it_had_is_not_taken_for_done(bench: Bench) -> None:
+    interrupted = await running_round(bench, "chat", code="tick('before')")
+    await call_of(bench, "tests.scene.keep", "old", interrupted, call_id="c1")
+    rounds = await bench.play("chat", bench.drain(Model(SAY), owner="w2"))
+    assert [item.stop_type for item in rounds] == [StopType.DIVERGED, StopType.NORMAL]
+
+
+async def test_messages_that_come_meanwhile_are_answered_after_the_program(bench: Bench) -> None:
+    await running_round(bench, "chat", code=SAY)
+    await bench.say("chat", "and now?")
+    model = Model('send_msg_text(_ck, "now")')
+    rounds = await bench.play("chat", bench.drain(model, owner="w2"))
+    assert [(item.state.value, item.merged_into) for item in rounds] == [("done", None), ("done", None)]
+    assert len(model.prompts) == 1 and "and now?" in model.prompts[0]
+    assert [one.text for one in await bench.messages("chat")] == ["hello", "and now?", "done", "now"]
 
 
 async def test_a_round_that_kills_its_workers_is_given_up_and_the_chat_notified(bench: Bench) -> None:
@@ -158,11 +329,18 @@ async def test_a_round_whose_workers_stop_is_asked_again_however_often(
     assert [(item.state.value, item.attempt, item.worker) for item in rounds] == [("done", 4, "w3")]
 
 
+async def let_it_run_out_of_attempts(bench: Bench) -> None:
+    """As if the program had killed all workers that ran it."""
+    async with bench.database.begin() as tx:
+        await tx.connection.exec_driver_sql("UPDATE rounds SET attempt = 3")
+
+
 async def test_an_interrupted_last_round_ends_the_turn_with_a_message(
     kind: str, open_bench: OpenBench
 ) -> None:
     bench = await open_bench(kind, agent={"rounds_per_turn": 1})
-    await running_round(bench, "chat", answered=True)
+    await running_round(bench, "chat", code="keep('new')")
+    await let_it_run_out_of_attempts(bench)
     rounds = await bench.play("chat", bench.drain(Model(SAY), owner="w2"))
     assert states(rounds) == ["done"]
     assert "1 rounds" in (await bench.messages("chat"))[-1].text

@@ -15,6 +15,7 @@ import pytest
 from forked_process import ForkedCommand
 from scene_model import HANG, SceneModel
 from sqlalchemy import select
+from surviving_programs import descendants
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet, Worker, build_fleet
 
@@ -32,11 +33,19 @@ SWEEP_SECONDS = LEASE_SECONDS / 3
 #: Seconds for a process to be scheduled on a busy machine; no wait depends on it.
 SLACK_SECONDS = 6
 SAY = 'send_msg_text(_ck, "done")'
+#: Both end when ``let_go`` makes a file.
 TICKS = """
-import time
+import os, time
 for n in range(10_000):
     tick(f"{_ck} {n}")
     time.sleep(0.02)
+    if os.path.exists("shared/go"): break
+"""
+WAIT = """
+import os, time
+kept, ticked = keep("once"), tick("waits")
+while not os.path.exists("shared/go"): time.sleep(0.02)
+print(kept, ticked)
 """
 
 
@@ -117,16 +126,6 @@ async def worker_in(fleet: Fleet, services: Services, chat_key: str) -> Worker:
     return fleet.worker_of((await rounds_of(services, chat_key))[-1].worker)
 
 
-def descendants(pid: int) -> set[int]:
-    """Processes below one, including its sandboxes."""
-    found: set[int] = set()
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in task.read_text().split():
-                found |= {int(child)} | descendants(int(child))
-    return found
-
-
 def are_gone(pids: set[int]) -> bool:
     def state(pid: int) -> str:
         try:
@@ -173,21 +172,35 @@ async def test_a_chat_continues_within_its_lease_when_its_worker_is_killed_insid
     assert alive == [1, 1, 0, 1200]
 
 
-async def test_a_program_ends_with_its_worker_and_is_not_run_again(fleet: Fleet, model: SceneModel) -> None:
-    model.scenes["program"] = ['keep("once")\nhold("program")', SAY]
+async def let_go(services: Services, chat_key: str) -> None:
+    """Let a program of ``TICKS`` or ``WAIT`` end."""
+    (await shared_dir(services, chat_key) / "go").touch()
+
+
+async def shared_dir(services: Services, chat_key: str) -> Path:
+    async with services.database.read() as tx:
+        chat = await tx.chats.get(chat_key)
+    return services.areas.shared_dir(chat.container_key)
+
+
+async def test_a_sandbox_ends_with_its_worker_and_its_program_is_run_again(
+    fleet: Fleet, model: SceneModel
+) -> None:
+    model.scenes["program"] = [WAIT]
     async with opened(fleet) as services:
         await say(services, "program", "scene:program")
-        await eventually(lambda: "begin program" in journal(fleet), what=fleet.waiting_for("the call"))
+        await eventually(lambda: "tick waits" in journal(fleet), what=fleet.waiting_for("the call"))
         sandbox = descendants((await worker_in(fleet, services, "program")).pid)
         lease_until = await killed(fleet, services, "program")
         await eventually(lambda: are_gone(sandbox), what=fleet.waiting_for("the sandbox's end"))
-        first, second = await ended(fleet, services, "program")
+        await let_go(services, "program")
+        (round_,) = await ended(fleet, services, "program")
     assert sandbox
-    assert (first.stop_type, first.attempt, second.stop_type) == (StopType.ERROR, 1, StopType.NORMAL)
-    assert "went down" in (first.error or "") and "`keep`: done" in (first.error or "")
-    assert first.finished_at is not None and lease_until is not None
-    assert first.finished_at <= lease_until + timedelta(seconds=SWEEP_SECONDS + SLACK_SECONDS)
-    assert journal(fleet).count("keep once") == 1
+    assert (round_.stop_type, round_.attempt, round_.output) == (StopType.NORMAL, 2, "kept once waits\n")
+    assert round_.started_at is not None and lease_until is not None
+    assert round_.started_at <= lease_until + timedelta(seconds=SWEEP_SECONDS + SLACK_SECONDS)
+    assert model.asked["program"] == 1
+    assert journal(fleet).count("keep once") == journal(fleet).count("tick waits") == 1
 
 
 @contextlib.asynccontextmanager
@@ -226,24 +239,29 @@ async def test_a_worker_frozen_inside_the_model_call_writes_nothing_when_it_thaw
 async def test_a_program_of_a_frozen_worker_makes_no_call_after_the_thaw(
     fleet: Fleet, model: SceneModel
 ) -> None:
-    model.scenes["ticks"] = [TICKS, SAY]
+    model.scenes["ticks"] = [TICKS]
     async with opened(fleet) as services:
         await say(services, "ticks", "scene:ticks")
         await eventually(lambda: "tick ticks 3" in journal(fleet), what=fleet.waiting_for("a call"))
         async with frozen(fleet, services, "ticks") as worker:
             sandbox = descendants(worker.pid)
+            reached = len(journal(fleet))
+            await eventually(
+                lambda: len(journal(fleet)) > reached + 3, what=fleet.waiting_for("the program to go on")
+            )
+            await let_go(services, "ticks")
             before = await ended(fleet, services, "ticks")
-            ticks = journal(fleet)
+            ticks = [line for line in journal(fleet) if line.startswith("tick ticks")]
         await eventually(lambda: are_gone(sandbox), what=fleet.waiting_for("the sandbox's end"))
-        # At most the one call that was between the worker's check of its lease and the queue.
-        after = journal(fleet)
-        assert after[: len(ticks)] == ticks and len(after) <= len(ticks) + 1
+        assert [line for line in journal(fleet) if line.startswith("tick ticks")] == ticks
+        assert ticks == [f"tick ticks {number}" for number in range(len(ticks))]
         assert await rounds_of(services, "ticks") == before
         # The worker is fully usable.
         for other in ("thawed-1", "thawed-2"):
             await say(services, other, "scene:other")
             await ended(fleet, services, other)
-    assert [item.stop_type for item in before] == [StopType.ERROR, StopType.NORMAL]
+    assert [item.stop_type for item in before] == [StopType.NORMAL]
+    assert model.asked["ticks"] == 1
 
 
 async def test_cancel_stops_the_sandbox_and_the_coroutines_of_its_calls(

@@ -24,7 +24,7 @@ from nekro_agent.execution.greenlets import Bridged
 from nekro_agent.jobs import AsyncTaskHandle
 from nekro_agent.runtime import Runtime
 from nekro_agent.testing import InMemoryRuntime
-from storage.files import DataAreas
+from storage.files.areas import DataAreas
 from storage.kv import SqlKeyValueStore
 from workers.jobs.service import SqlJobs
 from workers.sdk_runtime import SqlMessages, SqlRecords

@@ -24,7 +24,7 @@ from nekro_agent.jobs import AsyncTaskHandle
 from nekro_agent.ports import JobState
 from nekro_agent.runtime import Runtime
 from storage.engine import Database
-from storage.files import DataAreas
+from storage.files.areas import DataAreas
 from storage.kv import SqlKeyValueStore
 from storage.repositories.jobs import MAX_DEATHS, Job
 from workers.calls.claims import DuplicateDelivery

@@ -24,7 +24,7 @@ from nekro_agent.ports import JobState, MessageKind
 from nekro_agent.runtime import Runtime
 from nekro_agent.services.message.message_service import message_service
 from storage.engine import Database
-from storage.files import DataAreas
+from storage.files.areas import DataAreas
 from storage.kv import SqlKeyValueStore
 from storage.timer_services import SqlCronJobs, SqlTimers
 from workers.jobs.service import SqlJobs

@@ -18,8 +18,8 @@ import sys
 import sysconfig
 import tempfile
 import traceback
-from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -44,7 +44,7 @@ from nekro.sandbox.models import (
     StubResult,
 )
 from nekro.sandbox.packages.base import read_base
-from nekro.sandbox.users import sandbox_uid
+from nekro.sandbox.users import hold_user, sandbox_uid
 from nekro.wire.values import decode_arguments, encode_value
 from nekro_agent.methods import SandboxMethodType
 
@@ -84,6 +84,15 @@ class Areas:
     """File areas below one directory."""
 
     root: Path
+
+    @property
+    def on_host(self) -> Areas:
+        return self
+
+    def for_run(
+        self, chat_key: str, container_key: str, *, fence: int | None
+    ) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     def uploads_dir(self, chat_key: str) -> Path:
         return self._made("uploads", chat_key)
@@ -179,7 +188,7 @@ class Lab:
 
     def container(self, chat_key: str = "chat") -> str:
         """Container key of a chat; unique per lab, so that concurrent tests share no user."""
-        return f"box-{self.name}-{chat_key}"
+        return container_of(self.name, chat_key)
 
     def user(self, chat_key: str = "chat") -> int:
         """Host user of a chat's code."""
@@ -214,9 +223,30 @@ async def lab(
     await manager.start()
     await _wait_for_forks(manager, areas)
     try:
-        yield Lab(settings=chosen, areas=areas, manager=manager, name=name or uuid4().hex)
+        with nullcontext(name) if name else own_name(chosen) as own:
+            yield Lab(settings=chosen, areas=areas, manager=manager, name=own)
     finally:
         await manager.close()
+
+
+@contextmanager
+def own_name(settings: SandboxSettings) -> Iterator[str]:
+    """Find a name of a lab whose chat has a host user that no other sandbox has, and keep that user.
+
+    Users follow from names, and one of 10,000 is the same by chance: a test that looks for processes of its
+    user would then find those of another test.
+    """
+    while True:
+        name = uuid4().hex
+        key = container_of(name, "chat")
+        with hold_user(key, settings=settings) as hold:
+            if os.geteuid() != 0 or hold.uid == sandbox_uid(key, settings=settings):
+                yield name
+                return
+
+
+def container_of(name: str, chat_key: str) -> str:
+    return f"box-{name}-{chat_key}"
 
 
 def host_processes(uid: int) -> list[int]:

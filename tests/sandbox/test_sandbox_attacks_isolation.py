@@ -205,7 +205,7 @@ class TestKernel:
             "OPENBLAS_NUM_THREADS",
             "PATH",
         }
-        names |= {"PWD", "PYTHONDONTWRITEBYTECODE", "TMPDIR", "LD_LIBRARY_PATH"}
+        names |= {"PWD", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "TMPDIR", "LD_LIBRARY_PATH"}
         assert set(value_of(kernel, "K9 environment")) <= names
         command = value_of(kernel, "K9 command line of the first process")
         assert b"/opt/sandbox/runner.py" in command

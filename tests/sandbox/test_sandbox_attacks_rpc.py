@@ -85,6 +85,49 @@ async def test_attack_R3_malformed_line_is_security(box: Lab, line: bytes) -> No
     assert box.calls == []
 
 
+@pytest.mark.parametrize(
+    "readings",
+    [b"A", b"t1 ", b"t1~m2", "١".encode(), b"t1\n", b"!,t1", b"t1!", b"!!", b"\xff", b"<b>", b"a" * 65537],
+    ids=[
+        "upper",
+        "space",
+        "twice",
+        "digit",
+        "line",
+        "flag-first",
+        "flag-last",
+        "flags",
+        "byte",
+        "tag",
+        "long",
+    ],
+)
+async def test_attack_R3_malformed_readings_are_security(box: Lab, readings: bytes) -> None:
+    result = await box.run(RAW + f"frame(CALL, 1, b'echo~' + {readings!r} + b'\\0' + NOTHING)" + LINGER)
+    assert is_security(result), result
+    assert box.calls == []
+
+
+async def test_attack_R3_flood_of_readings_is_security(box: Lab) -> None:
+    code = "for n in range(1, 40):\n    frame(CALL, n, b'echo~' + b'a' * 65536 + b'\\0' + NOTHING)"
+    result = await box.run(RAW + code + LINGER)
+    assert is_security(result), result
+    assert len(box.calls) <= 16
+
+
+@pytest.mark.parametrize("sent", [b"echo", b"echo~", b"echo@7~t1z,m+-:.", b"echo~!", b"echo~" + b"z" * 65536])
+async def test_readings_reach_the_dispatch_as_they_were_sent(box: Lab, sent: bytes) -> None:
+    seen: list[str] = []
+
+    async def dispatch(call: StubCall) -> StubResult:
+        seen.append(call.readings)
+        return await box.dispatch(call)
+
+    code = RAW + f"frame(CALL, 1, {sent!r} + b'\\0' + NOTHING)\nos.read(3, 4096)"
+    await box.run(code, dispatch=dispatch)
+    assert seen == [sent.decode().partition("~")[2]]
+
+
 async def test_attack_R3_call_without_a_separator_is_security(box: Lab) -> None:
     assert is_security(await box.run(RAW + "frame(CALL, 1, b'echo')" + LINGER))
 
@@ -101,7 +144,7 @@ async def test_attack_R5_arguments_one_byte_over_the_limit_raise(box: Lab) -> No
 
 
 async def test_attack_R5_frame_over_the_limit_is_security_before_it_is_read(box: Lab) -> None:
-    result = await box.run(RAW + "frame(CALL, 1, b'', length=(1 << 20) + 100)" + LINGER)
+    result = await box.run(RAW + "frame(CALL, 1, b'', length=(1 << 20) + (66 << 10))" + LINGER)
     assert is_security(result)
     assert result.error is not None
     assert "its payload may have" in result.error

@@ -231,10 +231,10 @@ async def test_a_handlers_call_that_was_sent_before_the_outer_one_becomes_the_re
 import signal, threading, time
 channel, seen = later._call.__self__, []
 send = channel._send_call
-def slow(waiter, payload):
-    if b"outer" in payload:
+def slow(waiter, token, arguments):
+    if b"outer" in arguments:
         time.sleep(0.2)
-    send(waiter, payload)
+    send(waiter, token, arguments)
 channel._send_call = slow
 thread = threading.Thread(target=later, args=(0.6, 0))  # it reads first
 thread.start()

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from sandbox_attempts import FILES, KERNEL, NETWORK
 from sandbox_lab import Lab, lab
+from test_sandbox_interrupted import SAME, Attempts
 from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.settings import SandboxSettings
@@ -139,6 +140,17 @@ async def test_container_ends_runs_like_the_other_drivers(contained: Lab) -> Non
     endless = await contained.run("while True: pass", wall_seconds=1)
     assert (endless.stop_type, endless.limit) == (StopType.TIMEOUT, Limit.WALL)
     assert contained.reports == []
+
+
+@pytest.mark.parametrize("what", ["descriptors", "random", "sqlite attached"])
+async def test_container_runs_a_killed_program_again(contained: Lab, what: str) -> None:
+    first, again = Attempts(contained, "undisturbed"), Attempts(contained, "killed")
+    result = await first.run(SAME[what])
+    assert result is not None and result.error is None, result
+    assert await again.run(SAME[what], kill=len(first.calls)) is None
+    ended = await again.run(SAME[what])
+    assert ended is not None and (ended.output, ended.error) == (result.output, None)
+    assert again.calls == first.calls and again.files() == first.files()
 
 
 async def test_container_refuses_the_attacks(contained: Lab) -> None:

@@ -92,7 +92,7 @@ def test_default_limits_are_those_of_the_page_and_of_the_design() -> None:
 
 
 def test_stop_types_have_the_numbers_of_the_reference() -> None:
-    own = {"APPROVAL": 14}
+    own = {"APPROVAL": 14, "DIVERGED": 15, "WAITING": 16}
     assert {stop.name: stop.value for stop in StopType} == own | {
         "NORMAL": 0, "ERROR": 1, "TIMEOUT": 2, "AGENT": 8, "MANUAL": 9, "SECURITY": 10,
         "MULTIMODAL_AGENT": 11,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from sandbox_lab import container_of, own_name
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import SandboxSettings
@@ -342,6 +345,23 @@ class TestOwnership:
             other.wait(WAIT_SECONDS)
         with hold_user("mine", settings=settings, directory=tmp_path) as hold:
             assert hold.uid == 300_000
+
+    @pytest.mark.root
+    def test_a_lab_has_a_user_that_no_other_sandbox_has(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("an ordinary user's code runs as that user")
+        settings = SandboxSettings()
+        with hold_user("another", settings=settings) as another:
+            names = map(str, itertools.count())
+            same = next(
+                name
+                for name in names
+                if sandbox_uid(container_of(name, "chat"), settings=settings) == another.uid
+            )
+            offered = iter([same, *"abc"])
+            monkeypatch.setattr("sandbox_lab.uuid4", lambda: SimpleNamespace(hex=next(offered)))
+            with own_name(settings) as name:
+                assert name in "abc"
 
     @pytest.mark.root
     def test_locks_are_in_a_directory_that_only_root_can_write(self, tmp_path: Path) -> None:

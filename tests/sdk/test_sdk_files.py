@@ -91,7 +91,7 @@ async def test_a_shared_file_has_each_name_that_code_uses(
     assert await linked.mixed_forward_file(text) == "/app/shared/chart.png"
     sent = await linked.bring_to_uploads(text)
     assert sent == "/app/uploads/chart.png" and linked.get_file(sent).read_bytes() == b"chart"
-    async with call_scope(linked):
+    async with call_scope("test", linked):
         with staging.opened(text) as file:
             assert file.read() == b"chart"
 
@@ -318,7 +318,7 @@ async def test_a_race_with_sandboxed_code_leaks_nothing(fs: FileSystem, tmp_path
         for _ in range(700):
             for path in ("/app/shared/f", "/app/shared/d/f"):
                 with contextlib.suppress(ValueError, FileNotFoundError):
-                    async with call_scope():
+                    async with call_scope("test"):
                         contents.add(fs.get_file(path).read_text())
     finally:
         stop.set()

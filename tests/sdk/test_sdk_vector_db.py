@@ -271,3 +271,12 @@ async def test_a_process_that_ends_with_an_open_database_writes_nothing_to_stder
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+async def test_hosts_without_a_shared_disk_need_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with InMemoryRuntime(data_dir=tmp_path) as world:
+        monkeypatch.setattr(type(world.runtime.areas), "is_synced", True)
+        with pytest.raises(SettingsError, match="set NEKRO_QDRANT__URL"):
+            await get_qdrant_client()

@@ -21,7 +21,7 @@ from nekro.sandbox.manager import SandboxManager
 from nekro.sandbox.models import RunRequest, StopType, StubCall, StubResult
 from nekro_agent.errors import SandboxUnavailableError
 from storage.engine import Database
-from storage.files import DataAreas, UploadAreas
+from storage.files.areas import DataAreas, UploadAreas
 from storage.migrate import upgrade
 
 CHAT = "onebot_v11-group_4711"

@@ -17,7 +17,7 @@ from nekro.sandbox.limits.processes import shared_out
 from nekro.sandbox.manager import SandboxManager
 from nekro.sandbox.models import Limit, RunRequest, RunResult, StopType, StubCall, StubResult
 from nekro_agent.errors import SandboxUnavailableError
-from storage.files import DataAreas
+from storage.files.areas import DataAreas
 
 ATTACK = """
 import os, resource

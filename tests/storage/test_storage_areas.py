@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nekro_agent.errors import InvalidValueError, StorageError
 from nekro_agent.layout import default_container_key
 from nekro_agent.ports import FileAreas
-from storage.files import DataAreas
+from storage.files.areas import DataAreas
 
 
 def test_areas_are_at_the_paths_that_plugins_expect(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import FencedError, InvalidValueError, NotFoundError
 from nekro_agent.ports import MessageKind
 from storage.engine import Database
-from storage.files import DataAreas
+from storage.files.areas import DataAreas
 from storage.repositories.chats import CHAT_LEASES
 from storage.repositories.leases import NAMED_LEASES, LeaseTable
 from storage.repositories.messages import NewMessage

@@ -20,7 +20,7 @@ from nekro_agent.errors import StorageUnavailableError
 from nekro_agent.methods import SandboxMethodType
 from storage.driver.errors import is_refusal
 from storage.engine import Database
-from storage.files import UploadAreas
+from storage.files.areas import UploadAreas
 from storage.migrate import check, require_schema, upgrade
 from storage.repositories.calls import CALL_CLAIMS, CallRequest
 from storage.repositories.rounds import RoundReport, RoundRequest

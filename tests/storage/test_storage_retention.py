@@ -122,6 +122,7 @@ async def test_old_ended_rows_are_deleted_and_open_or_recent_ones_kept(database:
         assert await tx.timers.set_paused(paused.id, True)
     # The age of a timer is that of its time; four of the six have fired.
     expected = {"calls": 2, "rounds": 3, "jobs": 2, "timers": 4, "chat_events": 0, "round_prompts": 1}
+    expected |= {"file_entries": 0}
     expected |= {"approvals": 1, "idempotent_requests": 0, "key_turns": 0, "openai_responses": 0}
     expected |= {"adapter_sends": 1, "adapter_clients": 1, "webhook_deliveries": 1, "turn_variables": 0}
     # Totals of the chat and of the day.

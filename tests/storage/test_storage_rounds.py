@@ -246,6 +246,31 @@ async def test_answered_round_is_handed_over_instead_of_restarted(
     assert second is not None and second.round.trigger_id == "2"
 
 
+async def test_answered_round_is_run_again_alone_unless_that_is_not_possible(
+    database: Database, fence: int, let_leases_run_out: RunOut
+) -> None:
+    await _ask(database, _request("1"))
+    claimed = await _claim(database, fence)
+    assert claimed is not None
+    async with database.begin() as tx:
+        report = RoundReport(answer="", code="x = 1", not_resumable="")
+        await tx.rounds.record(claimed.round.id, fence=fence, report=report)
+    await _ask(database, _request("2"))
+    await let_leases_run_out()
+    new = await _lease(database)
+    (orphan,) = await _take_over(database, new)
+    assert (orphan.state, orphan.answered_at is None) == (RoundState.REQUESTED, False)
+    again = await _claim(database, new)
+    assert again is not None
+    assert (again.round.id, again.round.code, again.round.attempt) == (orphan.id, "x = 1", 2)
+    assert again.merged == ()
+    async with database.begin() as tx:
+        await tx.rounds.record(orphan.id, fence=new, report=RoundReport(not_resumable="too long"))
+    await let_leases_run_out()
+    (orphan,) = await _take_over(database, await _lease(database))
+    assert orphan.state is RoundState.RUNNING
+
+
 async def test_orphan_that_was_asked_to_stop_is_cancelled(
     database: Database, fence: int, let_leases_run_out: RunOut
 ) -> None:

@@ -106,6 +106,8 @@ async def test_rows_of_release_0_2_0_are_read_after_the_upgrade(
     async with Database(older, tmp_path) as database:
         async with database.read() as tx:
             for table in metadata.sorted_tables:
+                if table.name.startswith(("file_", "parked_")):  # there were none
+                    continue
                 (row,) = await tx.connection.execute(select(table))
                 assert len(row) == len(table.columns), table.name
             chat = await tx.chats.get("chat-1")

@@ -23,7 +23,7 @@ from nekro_agent.errors import StorageError, StorageUnavailableError
 from nekro_agent.layout import encode_key
 from storage.driver.blocking import blocking_engine
 from storage.engine import Database
-from storage.files import DataAreas, UploadAreas
+from storage.files.areas import DataAreas, UploadAreas
 
 KEY = "k" * 64
 CHAT = "onebot_v11-group:1/2"
@@ -33,7 +33,7 @@ ASKER = """
 import sys
 from pathlib import Path
 from broker_config.settings import DatabaseSettings
-from storage.files import UploadAreas
+from storage.files.areas import UploadAreas
 areas = UploadAreas(DatabaseSettings(url=sys.argv[1]), Path(sys.argv[2]), key="k" * 64)
 sys.stdin.readline()
 for number in range(40):
@@ -101,7 +101,7 @@ async def test_threads_that_ask_first_at_the_same_time_share_one_engine(
         threads.wait(WAIT_SECONDS)
         return names.name(CHAT)
 
-    monkeypatch.setattr("storage.files.blocking_engine", slowly)
+    monkeypatch.setattr("storage.files.areas.blocking_engine", slowly)
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(ask, range(4)))) == 1
     for engine in opened[1:]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 import yaml
+from fleet_probes import chats_of
 from redis_process import RedisServer
 from test_rolling_restart import (
     CHATS,
@@ -26,7 +27,6 @@ from test_rolling_restart import (
 )
 from waiting import WAIT_SECONDS, eventually
 
-from broker_config.partitions import ChatServers
 from broker_config.settings import Settings
 from storage.repositories.rounds import Round
 
@@ -83,14 +83,6 @@ class Second:
         counts = {lane: self.client.llen(f"{self._prefix}{lane}") for lane in lanes}
         counts |= {f"held {lane}": self.client.hlen(f"{self._prefix}unacked.{lane}") for lane in lanes}
         return {name: count for name, count in counts.items() if count}
-
-
-def chats_of(settings: Settings, server: int) -> list[str]:
-    """Four chats that a server serves."""
-    servers = ChatServers(settings.broker)
-    names = (f"chat-{number}" for number in range(1000))
-    found = [name for name in names if servers.order(name)[0] == server]
-    return found[:4]
 
 
 class Rolling:
@@ -157,7 +149,7 @@ async def test_a_server_is_added_and_taken_away_under_load(fleet: Any, own_redis
     both = with_partitions(alone, own_redis.url)
     drained = with_partitions(alone, f"{own_redis.url}#drain")
     second = Second(own_redis, alone)
-    rolling = Rolling(fleet, [*chats_of(both, 0), *chats_of(both, 1)])
+    rolling = Rolling(fleet, [*chats_of(both, 0, count=4), *chats_of(both, 1, count=4)])
     try:
         await rolling.start(alone)
         await rolling.replace_workers(both)
@@ -190,7 +182,7 @@ async def test_a_server_is_added_and_taken_away_under_load(fleet: Any, own_redis
 async def test_only_chats_of_a_killed_server_wait(fleet: Any, own_redis: RedisServer) -> None:
     """Its chats go on when it is back, although it has lost everything; no round is lost or repeated."""
     fleet.settings = settings = with_partitions(fleet.settings, own_redis.url)
-    here, there = chats_of(settings, 0), chats_of(settings, 1)
+    here, there = chats_of(settings, 0, count=4), chats_of(settings, 1, count=4)
     second = Second(own_redis, settings)
     await asyncio.to_thread(fleet.start, "methods", "long", "rounds")
     await eventually(lambda: second.has_workers("methods", "long", "rounds"), what="workers of the second")

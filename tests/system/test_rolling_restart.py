@@ -60,7 +60,7 @@ class Load:
     ) -> None:
         self._services, self._callers, self._chats, self._calls_in = services, callers, chats, calls_in
         self._stopped = asyncio.Event()
-        self._numbers = itertools.count(first)
+        self._numbers, self._first = itertools.count(first), first
         self.values: dict[str, list[Any]] = defaultdict(list)
         self.failures: list[str] = []
         self.messages = 0
@@ -115,7 +115,7 @@ class Load:
             await use_cases.receive_message(
                 self._services,
                 chat_key,
-                f"please wake {chat_key}/{self.messages}",
+                f"please wake {chat_key}/{self._first + self.messages}",
                 user_id="u",
                 user_name="U",
             )

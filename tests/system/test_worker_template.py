@@ -192,8 +192,11 @@ def test_workers_outlive_the_template_and_are_replaced_without_it(world: World) 
         assert len(world.notes("zplain", "import")) == 2
 
 
-def test_a_forked_worker_imports_nothing_that_all_workers_need(world: World) -> None:
+@pytest.mark.parametrize("in_store", [False, True])
+def test_a_forked_worker_imports_nothing_that_all_workers_need(world: World, in_store: bool) -> None:
     """Needs an interpreter that was started for it: ours has imported all."""
+    if in_store:
+        world.shell.environment["NEKRO_FILES__URL"] = f"file://{world.shell.directory}/objects"
     code = "note(event='template', imports=sorted(sys.modules))\n"
     done = """
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "imports")
@@ -232,6 +235,7 @@ async def imports(_ctx: AgentCtx) -> list[str]:
     missing = {name for name in found - set(before["imports"]) if f"{name}.".startswith(ours)}
     # Only workers of this lane need these, or only while they run a call.
     assert missing <= ONLY_HERE
+    assert ("storage.files.host_files" in found) == in_store, "hosts with one disk do without"
 
 
 ONLY_HERE = {"workers.plugins.pinned", "workers.pools.thread_pool"}

@@ -19,7 +19,7 @@ from nekro.wire.values import decode_value, encode_arguments
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
 from nekro_agent.api.schemas import AgentCtx
 from nekro_agent.commands.schemas import CommandExecutionContext
-from nekro_agent.errors import MessageRefusedError
+from nekro_agent.errors import MessageRefusedError, MethodNotFoundError
 from nekro_agent.schemas.chat_message import ChatMessage, ChatType
 from storage.migrate import upgrade
 from workers.calls.handler import FindTarget
@@ -155,3 +155,22 @@ async def test_large_arguments_of_hooks_and_commands_are_treated_as_those_of_met
     # The hook's text is charged too if reading it takes 0.5 ms, as on a busy machine.
     assert "commands" in pace._free_at
     await services.database.dispose()
+
+
+async def test_a_hook_waits_for_a_plugin_that_its_worker_gets_later(services: WorkerServices) -> None:
+    """Its caller may know a new MCP server before this worker looks for changes."""
+    plugins = services.loaded.plugins
+    services.host.use([])
+    hook = body("c", "tests.p", "collect_methods", [], task_name=HOOK_TASK)
+    answer = asyncio.create_task(handle(services, hook, lambda _: services.forwarded_hooks))
+    await asyncio.wait({answer}, timeout=0.5)
+    assert not answer.done()
+    services.host.use(plugins)
+    assert await answer == ["tests.p.length"]
+    services.host.use([])
+    with pytest.raises(MethodNotFoundError, match=r"this worker has no plugin 'tests\.p'"):
+        await handle(
+            services,
+            body("c", "tests.p", "collect_methods", [], task_name=HOOK_TASK),
+            lambda _: services.forwarded_hooks,
+        )

@@ -10,7 +10,7 @@ from typing import Any, Final
 from nekro.agent.model import PluginBrief, TextPart
 from nekro.agent.multimodal import render_segments
 from nekro.agent.prompt import collect_injected
-from nekro.app.catalogue import built_in_entry
+from nekro.app.catalogue import WAIT_TASKS, built_in_entry
 from nekro.app.chats.writer import context_of
 from nekro.app.rounds.sleeping_plugins import MOST_TURNS, may_sleep, wake
 from nekro.plugins.entries import MethodEntry
@@ -136,7 +136,7 @@ class BuiltInTargets:
             MethodNotFoundError: there is no such built-in method.
         """
         entry = built_in_entry(invocation.method, in_round=invocation.round_id is not None)
-        if entry is None:
+        if entry is None or invocation.method in WAIT_TASKS:  # no worker runs those
             raise MethodNotFoundError(f"there is no built-in method {invocation.method!r}")
         methods: dict[str, Callable[..., Awaitable[Any]]] = {
             "help_of": self._help_of,

@@ -183,26 +183,36 @@ class CallEnds:
         invocation: Invocation,
         *,
         value: Any = None,
+        answer: dict[str, Any] | None = None,
         error: BaseException | None = None,
     ) -> None:
         """Record the end of a call whose caller may have stopped waiting, and inform the chat if it has.
 
         The ends of most calls are not recorded, because their callers wait.
+
+        Args:
+            answer: what was sent to the caller; a program that waits for the job gets it.
         """
         if invocation.waits_until is None or invocation.waited_seconds_left() > GRACE_SECONDS:
             return
         try:
-            await self._record(subject, invocation, value, error)
+            await self._record(subject, invocation, value, answer, error)
         except StorageError as exc:  # the sweep reports to the chat that the outcome is unknown
             logger.bind(call_id=invocation.call_id, error=str(exc)).warning("call_end_not_recorded")
 
     async def _record(
-        self, subject: CallSubject, invocation: Invocation, value: Any, error: BaseException | None
+        self,
+        subject: CallSubject,
+        invocation: Invocation,
+        value: Any,
+        answer: dict[str, Any] | None,
+        error: BaseException | None,
     ) -> None:
         async with self._database.begin() as transaction:
             call = await transaction.detached_calls.end(
                 detached_request(subject.type, invocation, lane=subject.lane.value),
                 state=CallState.DONE if error is None else CallState.FAILED,
+                outcome=answer,
                 error_type=None if error is None else name_of(error),
                 error_message=None if error is None else str(error) or repr(error),
             )
@@ -312,7 +322,7 @@ class CallHandler:
             started_at=started_at,
             finished_at=shared_time(),
         )
-        await self._ends.record(target.subject, invocation, value=outcome.value)
+        await self._ends.record(target.subject, invocation, value=outcome.value, answer=answer)
         return answer
 
     async def _run_once(

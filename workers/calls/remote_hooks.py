@@ -8,8 +8,9 @@ with a warning. Processes that import no plugin forward every hook (``nekro.app.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from loguru import logger
 
@@ -17,22 +18,25 @@ from nekro.app.background import BackgroundLoop
 from nekro.app.calls.fleet_calls import CONFIG_HOOK, WITH_CHANGES, PluginTasks, run_on_worker
 from nekro.app.chats.writer import context_of
 from nekro.broker.calls import MethodCaller
-from nekro.plugins.configuration import change_config, describe_config
+from nekro.plugins.configuration import change_config, read_config
 from nekro.plugins.hooks import PluginHost
 from nekro.plugins.invoke import Outcome
 from nekro.plugins.registry import LoadedRegistry
 from nekro.wire.invocation import Invocation
 from nekro.wire.values import Arguments
-from nekro_agent.durations import HOOK_SECONDS
+from nekro_agent.durations import HOOK_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import MethodNotFoundError, NekroError
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from nekro_agent.schemas.chat_message import ChatMessage, locate_files
+from nekro_agent.schemas.chat_message import ChatMessage, bring_files
 from workers.calls.claims import TaskSubject
 from workers.calls.handler import CallTarget, OnStep
 
 __all__ = ["ForwardedHooks", "HookForwarder"]
+
+#: How often a hook looks again for its plugin, each ``RETRY_SECONDS``: new MCP servers come within a second.
+_LOOKS: Final = 6
 
 
 class HookForwarder:
@@ -116,23 +120,24 @@ class ForwardedHooks(CallTarget):
 
     def home(self, arguments: Arguments) -> str | None:
         """See ``CallTarget``; the arguments name the plugin."""
-        return self._home_of(self._plugin(arguments).key)
+        (plugin_key, _, _), _ = arguments
+        return self._home_of(plugin_key)
 
     async def run(self, invocation: Invocation, arguments: Arguments, on_step: OnStep) -> Outcome:
         """Run the hook; the value is its text or signal, or the full names of the methods that it selects."""
         (_, hook, args), _ = arguments
         ctx = context_of(invocation, user_id=invocation.user_id)
+        plugin = await self._plugin(arguments)
         if hook == "collect_methods":
-            own = await self._registry.available(ctx, plugin_key=self._plugin(arguments).key)
+            own = await self._registry.available(ctx, plugin_key=plugin.key)
             return Outcome(type=self.subject.type, value=[entry.task for entry in own])
         if hook == CONFIG_HOOK:
-            plugin, changes = self._plugin(arguments), args[0]
-            config = describe_config(plugin) if changes is None else await change_config(plugin, changes)
+            changes = args[0]
+            config = await read_config(plugin) if changes is None else await change_config(plugin, changes)
             return Outcome(type=self.subject.type, value=config)
         if hook in self._of_extensions:
-            value = await self._of_extensions[hook](self._plugin(arguments).key)
+            value = await self._of_extensions[hook](plugin.key)
             return Outcome(type=self.subject.type, value=value)
-        plugin = self._plugin(arguments)
         if hook == "user_message":
             return Outcome(type=self.subject.type, value=await self._read(plugin, ctx, *args))
         return Outcome(
@@ -142,17 +147,25 @@ class ForwardedHooks(CallTarget):
     async def _read(self, plugin: NekroPlugin, ctx: AgentCtx, said: dict[str, Any], *form: str) -> object:
         """Run the hook for a message; returns its signal, with what it changed if the caller asks for it."""
         message = ChatMessage.model_validate(said)
-        locate_files(message.content_data, chat_key=message.chat_key)
+        await bring_files(message.content_data, chat_key=message.chat_key)
         before = message.changeable()
         signal = _plain(await self._host.run_here(plugin, "user_message", ctx, message))
         changes = message.changes_since(before) if WITH_CHANGES in form else {}
         return {"signal": signal, "changes": changes} if changes else signal
 
-    def _plugin(self, arguments: Arguments) -> NekroPlugin:
+    async def _plugin(self, arguments: Arguments) -> NekroPlugin:
+        """Return the plugin, which another process may have before this one: waits for it a few seconds.
+
+        Raises:
+            MethodNotFoundError: this worker does not get it.
+        """
         (plugin_key, _, _), _ = arguments
-        for plugin in self._host.plugins:
-            if plugin.key == plugin_key:
-                return plugin
+        for look in range(1 + _LOOKS):
+            if look:
+                await asyncio.sleep(RETRY_SECONDS)
+            for plugin in self._host.plugins:
+                if plugin.key == plugin_key:
+                    return plugin
         raise MethodNotFoundError(f"this worker has no plugin {plugin_key!r}")
 
 

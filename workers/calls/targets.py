@@ -5,6 +5,7 @@ Its output is published as live events of the chat that name the run as their ca
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import PurePosixPath
@@ -166,7 +167,15 @@ class CommandLines(CallTarget):
         (line, fields), _ = arguments
         context = CommandExecutionContext.model_validate({**fields, "message_id": invocation.call_id})
         responses = []
-        async with staging.call_scope():
+        name, plugin_key = line.split()[0], None
+        with contextlib.suppress(InvalidValueError):  # the table answers that there is none
+            plugin_key = self._table.find(name.removeprefix("/")).plugin.key
+        async with staging.call_scope(
+            name,
+            chat_key=invocation.chat_key,
+            container_key=invocation.container_key,
+            plugin_key=plugin_key,
+        ):
             async for response in self._table.run(line, context):
                 await self._store_files(response, line, invocation)
                 responses.append(self._plain(response))

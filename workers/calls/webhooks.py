@@ -73,7 +73,8 @@ class _Webhook(CallTarget):
         loaded.plugin.refresh_config()
         context = await AgentCtx.create_by_webhook(WebhookRequest(headers=headers, body=body))
         with using(loaded.plugin), paying(Payer(plugin_key=loaded.plugin.key, account_id=current_account())):
-            work = _called(loaded.method.func, context.for_plugin(loaded.plugin.key))
+            label, key = self.subject.name, loaded.plugin.key
+            work = _called(label, loaded.method.func, context.for_plugin(key), plugin_key=key)
             if watchdog is None:
                 value = await work
             else:
@@ -86,8 +87,8 @@ class _Webhook(CallTarget):
         return places_in_plugin(error, self._loaded.method.func, redactor)
 
 
-async def _called(function: Callable[..., Any], context: AgentCtx) -> object:
-    async with staging.call_scope():
+async def _called(label: str, function: Callable[..., Any], context: AgentCtx, *, plugin_key: str) -> object:
+    async with staging.call_scope(label, plugin_key=plugin_key):
         return await run_callable(function, context)
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from loguru import logger
 
@@ -25,6 +25,10 @@ from storage.engine import Database
 from storage.repositories.leases import DownloadRecord
 from storage.transaction import Transaction
 
+if TYPE_CHECKING:
+    from storage.files.host_files import HostFiles
+    from workers.jobs.stored_parts import StoredParts
+
 __all__ = ["DownloadSweep", "SqlDownloads"]
 
 _BATCH: Final = 100
@@ -41,7 +45,14 @@ class SqlDownloads:
         data_dir: Path,
         owner: str,
         lease_seconds: float,
+        files: Callable[[], HostFiles] | None = None,
     ) -> None:
+        """
+        Args:
+            files: for the contents of downloads; None: all hosts share a disk.
+        """
+        self._background = background
+        self._files = files
         self._leases = leases
         self._database = leases.database
         self._data_dir = data_dir
@@ -74,6 +85,7 @@ class SqlDownloads:
             lease,
             previous=None if previous is None else _status(previous),
             on_end=self._running.discard,
+            parts=self._parts(name, fence),
         )
         self._running.add(claim)
         self._poll.start()
@@ -85,6 +97,13 @@ class SqlDownloads:
         async with self._database.read() as transaction:
             record = await transaction.downloads.find(self._name(target))
         return None if record is None else _status(record)
+
+    def _parts(self, name: str, fence: int) -> StoredParts | None:
+        if self._files is None:
+            return None
+        from workers.jobs.stored_parts import StoredParts  # with the client of the store
+
+        return StoredParts(self._database, self._files(), self._background, target=name, fence=fence)
 
     def _name(self, target: Path) -> str:
         # Hosts of a fleet may mount the shared volume at different places.
@@ -107,9 +126,12 @@ class SqlDownloadClaim:
         *,
         previous: DownloadStatus | None,
         on_end: Callable[[SqlDownloadClaim], object],
+        parts: StoredParts | None = None,
     ) -> None:
+        self.parts = parts
         self.previous = previous
         self.target = lease.key
+        self.fence = lease.fence
         self._database = database
         self._lease = lease
         self._on_end = on_end
@@ -142,7 +164,7 @@ class SqlDownloadClaim:
         try:
             async with self._database.autocommit() as transaction:
                 await transaction.downloads.progress(
-                    self.target, fence=self._lease.fence, done_bytes=done_bytes, whole_bytes=whole_bytes
+                    self.target, fence=self.fence, done_bytes=done_bytes, whole_bytes=whole_bytes
                 )
         except FencedError:
             self._lease.lose()
@@ -157,13 +179,16 @@ class SqlDownloadClaim:
     async def _end(self, report: DownloadReport | None) -> None:
         values = None if report is None else asdict(report)
 
-        async def write(transaction: Transaction) -> None:
-            await transaction.downloads.end(self.target, fence=self._lease.fence, report=values)
+        parts = None if report is None or report.error is not None else self.parts
 
+        async def write(transaction: Transaction) -> None:
+            await transaction.downloads.end(self.target, fence=self.fence, report=values)
+            if parts is not None:
+                await parts.record(transaction)
+
+        begin = self._database.autocommit if parts is None else self._database.begin
         try:
-            await write_with_retries(
-                self._database.autocommit, write, unknown=None, seconds=2 * GRACE_SECONDS
-            )
+            await write_with_retries(begin, write, unknown=None, seconds=2 * GRACE_SECONDS)
         except FencedError:
             return
         except StorageError as exc:
@@ -173,7 +198,15 @@ class SqlDownloadClaim:
 class DownloadSweep:
     """Removes unfinished files of abandoned downloads, and rows of ended downloads."""
 
-    def __init__(self, database: Database, *, data_dir: Path, keep_seconds: float = STALE_SECONDS) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        data_dir: Path,
+        keep_seconds: float = STALE_SECONDS,
+        in_store: bool = False,
+    ) -> None:
+        self._in_store = in_store
         self._database = database
         self._keep_seconds = keep_seconds
         self._data_dir = data_dir
@@ -185,11 +218,23 @@ class DownloadSweep:
         for record in idle:
             async with self._database.autocommit() as transaction:
                 is_ours = await transaction.downloads.forget(record)
+            if is_ours and self._in_store:
+                await self._empty(record.target)
             if is_ours and record.report is None:
                 # A download that starts now finds no file, or loses it and fails with a retryable error.
                 await asyncio.to_thread(remove_unfinished, self._data_dir / record.target)
                 logger.bind(target=record.target).info("unfinished_download_removed")
         return None
+
+    async def _empty(self, target: str) -> None:
+        """Let a collection delete what the store has of a download, unless a file of an area has it."""
+        from workers.jobs.stored_parts import area_of
+
+        async with self._database.begin() as transaction:
+            area = await transaction.files.find(area_of(target))
+            entries = [] if area is None else await transaction.files.entries(area)
+            if entries:
+                await transaction.files.commit(area_of(target), removed=[entry.path for entry in entries])
 
 
 def _status(record: DownloadRecord) -> DownloadStatus:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from loguru import logger
 
-from nekro.app.chats.events import record_job
+from nekro.app.calls.waits import job_ended
 from nekro.app.chats.writer import trace_of
 from nekro.app.jobs import notify_chat_of_failure, plain_data, unpack
 from nekro.app.leases import on_this_loop
@@ -36,7 +36,6 @@ from nekro_agent.execution.current import Payer, paying, working_for
 from nekro_agent.jobs import AsyncTaskHandle, TaskCtl, TaskSignal, drive
 from nekro_agent.plugin import NekroPlugin, using
 from nekro_agent.ports import JobState
-from nekro_client.event_types import EventType
 from storage.repositories.jobs import Job
 from storage.transaction import Transaction
 from workers.calls.claims import DuplicateDelivery
@@ -243,9 +242,9 @@ class JobRunner:
                 job.id, fence=job.fence, state=_STATES[last.signal], message=message, data=data
             )
             await transaction.job_signals.clear(job.id)
-            await record_job(transaction, self._publisher, EventType.JOB_ENDED, ended)
+            is_awaited = await job_ended(transaction, self._publisher, ended)
             is_wanted = ended.state is JobState.FAILED and ended.cancel_requested_at is None
-            if is_wanted and not is_chat_notified:
+            if is_wanted and not (is_chat_notified or is_awaited):
                 await notify_chat_of_failure(transaction, self._publisher, ended)
             return ended
 

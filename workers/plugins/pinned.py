@@ -14,7 +14,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from loguru import logger
 
@@ -27,9 +27,14 @@ from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
 
+if TYPE_CHECKING:
+    from workers.plugins.pinned_files import PinnedFiles
+
 __all__ = ["PinnedOwner"]
 
 _OWNER_LEASE: Final = "pinned:"
+#: Of the process that has the database that plugins share, where hosts share no disk.
+_DATABASE_LEASE: Final = "pinned-database"
 #: Held by each process of lane ``pinned``; keeps processes of other lanes from competing.
 _PRESENCE_LEASE: Final = "pinned-worker:"
 #: Attempts per lease duration to acquire the plugins that have no owner.
@@ -53,6 +58,7 @@ class PinnedOwner:
         consume: Callable[[str], None],
         run_start_hooks: Callable[[NekroPlugin], Awaitable[list[HookFailure]]],
         on_failure: Callable[[HookFailure], None],
+        files: PinnedFiles | None = None,
     ) -> None:
         """Create the competitor.
 
@@ -62,6 +68,7 @@ class PinnedOwner:
             is_fallback: do not compete while a process of lane ``pinned`` exists.
             consume: starts serving a plugin's queue.
             on_failure: called with each init or ``on_enabled`` hook that failed.
+            files: has the plugins' directories; None where hosts share a disk.
         """
         self._leases = leases
         self._host = host
@@ -73,6 +80,7 @@ class PinnedOwner:
         self._consume = consume
         self._run_start_hooks = run_start_hooks
         self._on_failure = on_failure
+        self._files = files
         self._held: dict[str, HeldLease] = {}
         #: Keys of the plugins whose init and ``on_enabled`` have run here. Until then nothing else of this
         #: process may run hooks of them.
@@ -91,7 +99,9 @@ class PinnedOwner:
         """Run the plugins' cleanups, then release the leases."""
         await end_tasks(self._task)
         await self._host.stop([plugin for plugin in self._host.plugins if self._has_lease(plugin)])
-        for lease in self._held.values():
+        for name, lease in self._held.items():
+            if self._files is not None:
+                await self._files.leave(name.removeprefix(_OWNER_LEASE))
             await lease.release()
         self._held.clear()
 
@@ -122,9 +132,25 @@ class PinnedOwner:
         if not await self._may_compete():
             return
         for plugin in pinned:
-            if await self._acquire(f"{_OWNER_LEASE}{plugin.key}"):
-                with log_errors("pinned_plugin_not_started", plugin=plugin.key):  # the others must start
+            with log_errors("pinned_plugin_not_started", plugin=plugin.key):  # the others must start
+                if await self._has_database_for(plugin) and await self._acquire(
+                    f"{_OWNER_LEASE}{plugin.key}"
+                ):
                     await self._adopt(plugin)
+
+    async def _has_database_for(self, plugin: NekroPlugin) -> bool:
+        """Whether a plugin may be adopted: one that uses the plugins' database only where that is."""
+        files = self._files
+        if files is None or not files.uses_database(plugin.key) or _DATABASE_LEASE in self._held:
+            return True
+        if not await self._acquire(_DATABASE_LEASE):
+            return False
+        try:
+            await files.take_database(_DATABASE_LEASE, self._held[_DATABASE_LEASE])
+        except Exception:
+            await self._held.pop(_DATABASE_LEASE).release()
+            raise
+        return True
 
     def _has_lease(self, plugin: NekroPlugin) -> bool:
         return f"{_OWNER_LEASE}{plugin.key}" in self._held
@@ -152,10 +178,14 @@ class PinnedOwner:
     async def _adopt(self, plugin: NekroPlugin) -> None:
         """Start a plugin whose lease was acquired; a failure releases the lease, and it is tried again."""
         try:
+            if self._files is not None:
+                await self._files.take(plugin.key, self._held[f"{_OWNER_LEASE}{plugin.key}"])
             await self._start(plugin)
         except Exception:
             self._adopted.discard(plugin.key)
             await self._host.stop_plugin(plugin)
+            if self._files is not None:
+                await self._files.leave(plugin.key)
             await self._held.pop(f"{_OWNER_LEASE}{plugin.key}").release()
             raise
 

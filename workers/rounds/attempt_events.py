@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import cached_property, partial
 from typing import Any, Final
@@ -19,7 +19,7 @@ from pydantic_core import from_json
 
 from nekro.agent.llm.port import LLMAnswer, LLMRequest
 from nekro.agent.llm.telemetry import message_json
-from nekro.app.calls.dispatch import CallRecord
+from nekro.app.calls.run_calls import CallRecord
 from nekro.app.chats.events import LiveText, live_event, record
 from nekro.app.chats.publisher import EventPublisher
 from nekro.broker.tracing.genai import content_text
@@ -97,6 +97,10 @@ class AttemptEvents:
         #: Whether a transaction took what waits and its commit was not reported, so the outcome is unknown.
         self._is_in_doubt = False
         self._is_closed = False
+        #: Events of calls that an earlier attempt has recorded: type and call.
+        self._recorded: Collection[tuple[str, str | None]] = ()
+        #: Whether output is not shown, because an earlier attempt has shown it.
+        self._is_shown_before: Callable[[], bool] = lambda: False
         self._writing = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         #: When the next batch may be written, by ``time.monotonic``.
@@ -113,6 +117,20 @@ class AttemptEvents:
         #: repeated; None: it says something else.
         self._words_of, self._repeating = 0, ""
         self._repeated: int | None = 0
+
+    async def resume(self, is_repeating: Callable[[], bool]) -> None:
+        """Record and show only what an earlier attempt at the round has not.
+
+        Args:
+            is_repeating: whether its program does what it did then.
+
+        Raises:
+            StorageUnavailableError: the database does not answer.
+        """
+        async with self._database.read() as transaction:
+            found = await transaction.events.of_turn(self._round.turn_id)
+        self._recorded = {(event.type, event.call_id) for event in found if event.round_id == self._round.id}
+        self._is_shown_before = is_repeating
 
     def model_requested(self, request: LLMRequest) -> None:
         """The prompt is sent to the model."""
@@ -175,7 +193,8 @@ class AttemptEvents:
 
     def output(self, text: str) -> None:
         """The code has printed."""
-        self._output.add(text)
+        if not self._is_shown_before():
+            self._output.add(text)
 
     def call_started(self, entry: MethodEntry, call: StubCall, *, lane: str) -> None:
         """A call is about to be sent."""
@@ -259,6 +278,8 @@ class AttemptEvents:
         data: dict[str, Any],
         values: Mapping[str, bytes] = {},
     ) -> None:
+        if call_id is not None and (kind, call_id) in self._recorded:
+            return
         event = NewEvent(
             type=kind,
             turn_id=self._round.turn_id,
@@ -312,7 +333,7 @@ class AttemptEvents:
 def _state_of(call: CallRecord) -> str:
     if call.is_detached:
         return "running"
-    if call.approval_id is not None:
+    if call.approval_id is not None or call.is_waiting:
         return "awaiting"
     if call.error is None:
         return "done"

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Final
 
 from nekro.agent.model import HistoryMessage, HistorySummary, Observation, TurnRound
-from nekro.app.calls.dispatch import CallRecord
+from nekro.app.calls.run_calls import CallRecord
 from nekro.app.rounds.summaries import shown_message, summary_before
 from nekro.sandbox.models import StopType
 from nekro_agent.methods import SandboxMethodType
@@ -88,6 +88,7 @@ class TurnPast:
             and item.state is RoundState.DONE
             and item.sequence < claimed.round.sequence
         ]
+        earlier = _without_continued(earlier)
         triggers += [*earlier, *_merged_into(earlier, found)]
         first = min((*own, claimed.round), key=lambda item: item.sequence)
         return cls(
@@ -126,6 +127,12 @@ async def _continued(transaction: Transaction, claimed: ClaimedRound, own: Seque
     began = {item.trigger_id for item in (first, *claimed.merged) if item.trigger_kind is TriggerKind.CALL}
     found = [await transaction.approvals.turns_before(call_id) for call_id in began]
     return {turn_id for turns in found for turn_id in turns[-_MOST_TURNS:]}
+
+
+def _without_continued(rounds: Sequence[Round]) -> list[Round]:
+    """Leave out rounds whose program a later one has gone on with, which shows it as a whole."""
+    last = {item.program_id or item.id: item for item in rounds}
+    return [item for item in rounds if last[item.program_id or item.id] is item]
 
 
 def _merged_into(rounds: Sequence[Round], found: Sequence[Round]) -> list[Round]:

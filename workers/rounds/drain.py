@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from loguru import logger
 from broker_config.settings import AgentSettings
 from nekro.agent.llm import LLMAnswer
 from nekro.agent.rounds import RoundOutcome, RoundRunner
-from nekro.app.calls.dispatch import CallRecord
+from nekro.app.calls.run_calls import CallRecord
 from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.writer import trace_of
 from nekro.app.leases import CHAT, HeldLease, LeaseKeeper, on_this_loop
@@ -35,14 +35,15 @@ from nekro.app.model_meters import RoundBudgets, RoundMeter
 from nekro.base.tasks import end_tasks, log_errors
 from nekro.broker.tracing import span
 from nekro_agent.durations import REFRESH_SECONDS
-from nekro_agent.errors import FencedError, NekroError, StorageUnavailableError
+from nekro_agent.errors import BrokerError, FencedError, NekroError, StorageUnavailableError
 from nekro_agent.execution.current import on_account
 from nekro_agent.shared_clock import elapsed_seconds
 from storage.engine import Database
+from storage.repositories.parked_programs import ParkedProgram
 from storage.repositories.rounds import ClaimedRound, RoundReport
 from workers.rounds.attempt_events import AttemptEvents
 from workers.rounds.chat_view import ChatView
-from workers.rounds.input import RoundInputs
+from workers.rounds.input import PreparedRound, RoundInputs
 from workers.rounds.ledger import RoundLedger
 
 __all__ = [
@@ -107,10 +108,14 @@ class RoundDrain:
         is_stopping: Callable[[], bool] = lambda: False,
         redact: Callable[[str], str] = str,
         on_rest: Callable[[str], object] = lambda chat_key: None,
+        leaving: Callable[[str], AbstractContextManager[None]] = lambda chat_key: nullcontext(),
+        program_ended: Callable[[str, str], object] = lambda chat_key, program_id: None,
     ) -> None:
         """Create the drain.
 
         Args:
+            leaving: lets the calls of a chat run on whose program is stopped in the block.
+            program_ended: called with a chat and a program whose marks are not needed; must not block.
             slots: number of drains that this process runs concurrently; the drain that takes the last
                 slot releases its chat after each round.
             is_stopping: whether this process is stopping; then every drain releases its chat.
@@ -130,6 +135,8 @@ class RoundDrain:
         self._is_stopping = is_stopping
         self._redact = redact
         self._on_rest = on_rest
+        self._leaving = leaving
+        self._program_ended = program_ended
         self._stop_requests = StopRequests(database)
         self._running = 0
         self._delayed: dict[str, asyncio.Task[None]] = {}
@@ -270,14 +277,23 @@ class RoundDrain:
 
     async def _carry_out(self, attempt: _Attempt) -> ClaimedRound | None:
         work = asyncio.create_task(self._outcome(attempt))
-        with self._stop_requests.watch(attempt.claimed.round.id) as asked:
+        chat_key, round_id, is_asked = attempt.lease.key, attempt.claimed.round.id, False
+        with self._stop_requests.watch(round_id) as asked:
             try:
                 ends: list[asyncio.Future[Any]] = [work, asked, attempt.lost]
                 done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                attempt.is_stopped = asked in done or attempt.lost in done
+                is_asked = asked in done
+                attempt.is_stopped = is_asked or attempt.lost in done
             finally:
-                await end_tasks(work)
-        return await self._record_end(attempt, work)
+                # Who has the chat next runs the program again, unless it was asked to stop.
+                with nullcontext() if is_asked else self._leaving(chat_key):
+                    await end_tasks(work)
+        following = await self._record_end(attempt, work)
+        if attempt.prepared is not None and attempt.calls:
+            self._program_ended(chat_key, attempt.prepared.program_id)
+        if attempt.prepared is not None and attempt.prepared.run.parks_at is None:
+            await self._runner.forget(attempt.prepared.input)
+        return following
 
     async def _record_end(self, attempt: _Attempt, work: asyncio.Task[RoundOutcome]) -> ClaimedRound | None:
         claimed, fence, calls = attempt.claimed, attempt.lease.fence, attempt.calls
@@ -289,15 +305,22 @@ class RoundDrain:
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is None:
             worker = self._owner if self._goes_on(attempt) else None
+            parked = await self._parked(attempt)
+            outcome = work.result()
+            if attempt.prepared is not None:
+                last = "" if outcome.run is None else outcome.run.readings
+                readings = attempt.prepared.run.all_readings(last)
+                outcome = replace(outcome, report=replace(outcome.report, readings=readings))
             ended, following = await self._ledger.finish(
                 claimed,
-                work.result(),
+                outcome,
                 calls,
                 attempt.events,
                 fence=fence,
                 next_worker=worker,
                 meter=attempt.meter,
                 earlier=attempt.view.earlier,
+                parked=parked,
             )
             attempt.view.round_ended(ended, calls)
             return following
@@ -312,6 +335,13 @@ class RoundDrain:
                 claimed, internal, calls, attempt.events, fence=fence, meter=attempt.meter
             )
         return None
+
+    async def _parked(self, attempt: _Attempt) -> ParkedProgram | None:
+        try:
+            return None if attempt.prepared is None else await attempt.prepared.to_park()
+        except BrokerError as exc:  # a repetition makes the calls again whose results are missing
+            logger.bind(error=str(exc)).warning("results_not_kept")
+            return None
 
     def _goes_on(self, attempt: _Attempt) -> bool:
         """Whether the drain may continue with the chat's next round: a slot is free for another chat."""
@@ -333,7 +363,7 @@ class RoundDrain:
             on_answer=on_answer,
             events=attempt.events,
         )
-        attempt.calls = prepared.calls
+        attempt.prepared, attempt.calls = prepared, prepared.run.records
         attempt.meter = self._budgets.meter(
             claimed, prepared.chat, key=prepared.key, waking_method=prepared.waking_method
         )
@@ -361,5 +391,7 @@ class _Attempt:
     #: Whether a stop was requested or the lease was lost.
     is_stopped: bool = False
     calls: Sequence[CallRecord] = ()
+    #: Its input; None before it has it.
+    prepared: PreparedRound | None = None
     #: What it spends; None before it has its input.
     meter: RoundMeter | None = None

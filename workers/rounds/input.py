@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Final
 
 from loguru import logger
@@ -17,23 +17,27 @@ from broker_config.settings import Settings
 from nekro.agent.llm import LLMAnswer
 from nekro.agent.model import ChatBrief, HistoryImage, HistoryMessage, PluginBrief
 from nekro.agent.multimodal import picture_part
-from nekro.agent.rounds import RoundInput
-from nekro.app.calls.dispatch import CallRecord, CallScope, Dispatcher
+from nekro.agent.rounds import Resumption, RoundInput
+from nekro.app.calls.dispatch import CallScope, Dispatcher
+from nekro.app.calls.journal import ProgramJournal, read_journal
+from nekro.app.calls.run_calls import Program, RunCalls
+from nekro.app.chats.files import ChatFiles
 from nekro.app.chats.writer import context_of
 from nekro.app.leases import HeldLease
 from nekro.app.rounds.sleeping_plugins import awake_plugins, brief_of, may_sleep
+from nekro.app.rounds.turn_ends import copied_fates, fates_of
 from nekro.plugins.entries import MethodEntry
 from nekro.plugins.entry_registry import Registry
 from nekro.plugins.hooks import PluginHost
 from nekro.sandbox.models import KeptVariables
-from nekro_agent.errors import InvalidValueError
-from nekro_agent.files import safe_files
+from nekro_agent import layout
+from nekro_agent.errors import NekroError, NotFoundError
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from storage.accounts.spendings import PayingKey
 from storage.engine import Database
-from storage.files import DataAreas
-from storage.repositories.rounds import ClaimedRound, RoundReport
+from storage.repositories.parked_programs import ParkedProgram
+from storage.repositories.rounds import ClaimedRound, Round, RoundReport
 from workers.calls.method_help import method_brief, names_of
 from workers.rounds.attempt_events import AttemptEvents
 from workers.rounds.chat_view import ChatView
@@ -48,18 +52,18 @@ __all__ = [
 class PictureLoader:
     """Reads pictures from the uploads of chats; a prompt's builder decodes them."""
 
-    def __init__(self, settings: Settings, areas: DataAreas) -> None:
+    def __init__(self, settings: Settings, files_of: Callable[[ChatInfo], ChatFiles]) -> None:
         self._settings = settings
         self._most = settings.agent.history_images
         self._file_bytes = settings.agent.image_file_bytes
-        self._areas = areas
+        self._files_of = files_of
 
     def vision(self, group: str | None) -> Vision:
         """Return how the models of a chat's group see; None means ``default``."""
         return vision_of(self._settings, group)
 
     async def load(
-        self, chat_key: str, messages: Sequence[HistoryMessage], *, sees: bool
+        self, chat: ChatInfo, messages: Sequence[HistoryMessage], *, sees: bool
     ) -> Sequence[HistoryMessage]:
         """Return the messages, the newest of their pictures with their content, the others with a reason.
 
@@ -70,28 +74,29 @@ class PictureLoader:
             return messages
         if not sees:
             return [_hidden(message, "this model sees no images") for message in messages]
-        return await asyncio.to_thread(self._load, chat_key, messages)
+        return await asyncio.to_thread(self._load, chat, messages)
 
-    def _load(self, chat_key: str, messages: Sequence[HistoryMessage]) -> list[HistoryMessage]:
-        uploads = self._areas.uploads_dir(chat_key)
+    def _load(self, chat: ChatInfo, messages: Sequence[HistoryMessage]) -> list[HistoryMessage]:
+        files = self._files_of(chat)
         left = self._most
         loaded: list[HistoryMessage] = []
         for message in reversed(messages):
             images = list(_hidden(message, f"only the newest {self._most} are").images)
             for index in range(len(images) - 1, max(len(images) - left, 0) - 1, -1):
-                images[index] = self._read(uploads, message.images[index])
+                images[index] = self._read(files, message.images[index])
             left -= min(left, len(images))
             loaded.append(dataclasses.replace(message, images=tuple(images)) if images else message)
         return loaded[::-1]
 
-    def _read(self, uploads: Path, image: HistoryImage) -> HistoryImage:
+    def _read(self, files: ChatFiles, image: HistoryImage) -> HistoryImage:
         """Return a picture with its content or the reason why not: a bad one must not fail the round."""
-        name = PurePosixPath(image.path).name
+        path = f"{layout.SANDBOX_UPLOADS}/{PurePosixPath(image.path).name}"
         try:
-            content = safe_files.read_file(uploads, name, max_bytes=self._file_bytes)
-        except FileNotFoundError:
+            with files.open(path, most_bytes=self._file_bytes) as opened:
+                content = opened.file.read(self._file_bytes)
+        except NotFoundError:
             return dataclasses.replace(image, hidden="the file no longer exists")
-        except (InvalidValueError, OSError) as exc:
+        except (NekroError, OSError) as exc:
             logger.bind(error=str(exc)).warning("picture_not_shown")
             reason = f"the file cannot be read, or is larger than {self._file_bytes} bytes"
             return dataclasses.replace(image, hidden=reason)
@@ -109,7 +114,7 @@ _RECENT_ROUNDS: Final = 20
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRound:
-    """A round that is ready to run; ``calls`` grows while it runs."""
+    """A round that is ready to run."""
 
     input: RoundInput
     chat: ChatInfo
@@ -117,7 +122,28 @@ class PreparedRound:
     key: PayingKey | None
     #: As in ``RoundPast``.
     waking_method: str | None
-    calls: Sequence[CallRecord]
+    #: Dispatches its calls, and has their records.
+    run: RunCalls
+    #: The round whose answer its program is.
+    program_id: str
+
+    async def to_park(self) -> ParkedProgram | None:
+        """Return what the program waits for, and needs then; None if it does not wait.
+
+        Raises:
+            BrokerUnavailableError: the results of its calls cannot be read.
+        """
+        call_id, variables = self.run.parks_at, self.input.variables
+        if call_id is None:
+            return None
+        answers, notes = await self.run.to_park()
+        return ParkedProgram(
+            call_id=call_id,
+            answers=answers,
+            notes=notes,
+            kept=None if variables is None else dict(variables.values),
+            not_kept=None if variables is None else list(variables.not_kept),
+        )
 
 
 class RoundInputs:
@@ -133,11 +159,17 @@ class RoundInputs:
         *,
         keep_awake: Sequence[str] = (),
         keeps_variables: bool = False,
+        journal_bytes: int = 0,
+        parks: bool = False,
+        prefetch: Callable[[str, str], object] = lambda chat_key, container_key: None,
     ) -> None:
         """Create it.
 
         Args:
+            prefetch: brings the files of a chat and a sandbox in the background while the model answers.
             keep_awake: patterns of plugin keys that never sleep.
+            journal_bytes: as in ``Program``; 0: programs are not run again.
+            parks: as in ``Program``.
             keeps_variables: whether programs begin with the variables of those before them.
         """
         self._database = database
@@ -147,6 +179,9 @@ class RoundInputs:
         self._pictures = pictures
         self._keep_awake = keep_awake
         self._keeps_variables = keeps_variables
+        self._journal_bytes = journal_bytes
+        self._parks = parks
+        self._prefetch = prefetch
 
     async def build(
         self,
@@ -169,6 +204,7 @@ class RoundInputs:
         round_, user_id = claimed.round, claimed.user_id
         past = await view.read(self._database, claimed)
         chat, turn = past.chat, past.turn
+        self._prefetch(chat.chat_key, chat.container_key)
         ctx = context_of(chat, user_id=user_id)
         entries = await self._registry.available(ctx)
         awake = await self._awake(chat.chat_key, first_round=turn.first_sequence)
@@ -181,8 +217,21 @@ class RoundInputs:
             wakes_agent=may_wake,
         )
         await self._dispatcher.refresh()
+        program_id = round_.program_id or round_.id
+        journal = await self._journal(round_, events)
+        code = round_.code if round_.program_id is None else await self._begin_again(round_, lease.fence)
+        program = Program(
+            run_id=program_id,
+            parks=self._parks,
+            is_resumable=self._journal_bytes > 0 and not round_.not_resumable,
+            journal=journal,
+            journal_bytes=self._journal_bytes,
+            on_unresumable=partial(self._keep_unresumable, round_.id, lease.fence),
+        )
         # A sandbox keeps running while its worker is suspended.
-        calls = self._dispatcher.for_run(scope, entries, observer=events, before_call=lease.ensure)
+        calls = RunCalls(
+            self._dispatcher, scope, entries, program=program, observer=events, before_call=lease.ensure
+        )
         vision = self._pictures.vision(chat.model_group)
         round_input = RoundInput(
             round_id=round_.id,
@@ -193,14 +242,24 @@ class RoundInputs:
             turn_started_at=turn.started_at,
             vision=vision,
             summary=past.summary,
-            history=await self._pictures.load(chat.chat_key, past.messages, sees=vision.sees),
+            history=(
+                ()
+                if journal is not None
+                else await self._pictures.load(chat, past.messages, sees=vision.sees)
+            ),
             plugins=self._plugin_briefs(entries, ctx, awake),
             methods=calls.stubs,
             dispatch=calls.dispatch,
+            seed=calls.seed,
+            check_seed=self._dispatcher.secrets.check_word(program_id),
+            call_id=calls.id_of,
+            program_id=program_id if program.is_resumable else None,
+            resumes=None if journal is None else _resumption(code or "", journal),
             misfit=calls.misfit,
             previous=turn.previous,
             observations=turn.loose,
-            variables=await self._variables(round_.turn_id),
+            variables=await self._variables(round_),
+            fence=lease.fence,
             recent=partial(self._recent, chat.chat_key, entries, first_round=turn.first_sequence),
             on_request=events.model_requested,
             on_delta=events.model_delta,
@@ -213,8 +272,40 @@ class RoundInputs:
             chat=chat,
             key=past.key,
             waking_method=past.waking_method,
-            calls=calls.records,
+            run=calls,
+            program_id=program_id,
         )
+
+    async def _journal(self, round_: Round, events: AttemptEvents) -> ProgramJournal | None:
+        """Return what the program of an earlier attempt did; None if the model is to be asked."""
+        if not round_.resumes:
+            return None
+        journal = await read_journal(
+            self._database,
+            self._dispatcher.marks,
+            chat_key=round_.chat_key,
+            program_id=round_.program_id or round_.id,
+        )
+        if round_.attempt > 1 or round_.program_id is not None:
+            await events.resume(lambda: journal.is_repeating)
+        # Else it repeats a program of another chat, of which nothing was shown in this one.
+        return journal
+
+    async def _begin_again(self, round_: Round, fence: int) -> str | None:
+        """Return the code of a round that goes on with the program of an earlier one, and record it."""
+        if round_.answered_at is not None:
+            return round_.code
+        async with self._database.begin() as transaction:
+            begun = await transaction.rounds.get(round_.program_id or "")
+            report = RoundReport(
+                answer=begun.answer, code=begun.code, model=begun.model, not_resumable=begun.not_resumable
+            )
+            await transaction.rounds.record(round_.id, fence=fence, report=report)
+        return begun.code
+
+    async def _keep_unresumable(self, round_id: str, fence: int, reason: str) -> None:
+        async with self._database.begin() as transaction:
+            await transaction.rounds.record(round_id, fence=fence, report=RoundReport(not_resumable=reason))
 
     async def _awake(self, chat_key: str, *, first_round: int) -> Mapping[str, int | None]:
         """Return the plugins that were woken, as ``awake_plugins``; reads nothing if none may sleep."""
@@ -223,12 +314,17 @@ class RoundInputs:
         async with self._database.read() as transaction:
             return await awake_plugins(transaction, chat_key, first_round=first_round)
 
-    async def _variables(self, turn_id: str) -> KeptVariables | None:
+    async def _variables(self, round_: Round) -> KeptVariables | None:
         if not self._keeps_variables:
             return None
         async with self._database.read() as transaction:
-            found = await transaction.variables.find(turn_id)
-        return None if found is None else KeptVariables(values=found.kept, not_kept=tuple(found.not_kept))
+            if round_.program_id is not None:
+                last = (await transaction.parked_programs.of_program(round_.program_id))[-1]
+                kept, not_kept = last.kept, last.not_kept
+            else:
+                found = await transaction.variables.find(round_.turn_id)
+                kept, not_kept = (None, None) if found is None else (found.kept, found.not_kept)
+        return None if kept is None else KeptVariables(values=kept, not_kept=tuple(not_kept or ()))
 
     async def _recent(self, chat_key: str, entries: Sequence[MethodEntry], *, first_round: int) -> list[str]:
         """Return the names of the methods that the chat used before a turn, the last used first."""
@@ -268,6 +364,13 @@ class RoundInputs:
                 )
             )
         return briefs
+
+
+def _resumption(code: str, journal: ProgramJournal) -> Resumption:
+    def divergence() -> str | None:
+        return f"{fates_of(journal.rows)}{copied_fates(journal.copied)}" if journal.has_unread else None
+
+    return Resumption(code=code, readings=journal.readings, divergence=divergence)
 
 
 def _chat_brief(chat: ChatInfo) -> ChatBrief:

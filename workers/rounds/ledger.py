@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from loguru import logger
 
 from nekro.agent import verdict
-from nekro.app.calls.dispatch import CallRecord
+from nekro.app.calls.run_calls import CallRecord
 from nekro.app.chats.events import record, round_ended, round_started
 from nekro.app.chats.publisher import EventPublisher
 from nekro.app.chats.writer import append_message
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from nekro.agent.llm import LLMAnswer
     from nekro.agent.rounds import RoundOutcome
     from nekro.app.model_meters import RoundMeter
+    from storage.repositories.parked_programs import ParkedProgram
     from workers.rounds.attempt_events import AttemptEvents
 
 __all__ = ["RoundLedger"]
@@ -105,6 +106,7 @@ class RoundLedger:
         next_worker: str | None = None,
         meter: RoundMeter | None = None,
         earlier: Sequence[Round] = (),
+        parked: ParkedProgram | None = None,
     ) -> tuple[Round, ClaimedRound | None]:
         """Record the end of a round with its consequences; returns it, and the next round if started.
 
@@ -116,6 +118,7 @@ class RoundLedger:
                 same transaction. None: the next holder of the chat starts it.
             meter: settles what the round used; None: nothing is counted.
             earlier: rounds whose ends are recorded, such as those of its turn.
+            parked: what its program waits for; None: the program has ended.
 
         Raises:
             FencedError: the lease was lost.
@@ -127,6 +130,7 @@ class RoundLedger:
         async def write(transaction: Transaction) -> Round:
             nonlocal following, events_of_end
             following, events_of_end = None, transaction.events
+            merged = claimed.merged
             later = next_worker is not None
             ended = await self._end(
                 transaction,
@@ -150,6 +154,13 @@ class RoundLedger:
                 requested = await self._request_consequences(transaction, ended, claimed, outcome)
                 expected = expected if requested is None else requested.id
                 await _keep_variables(transaction, ended, outcome)
+                if parked is not None:
+                    await transaction.parked_programs.park(parked)
+                if ended.attempt > 1:
+                    call_id = None if parked is None else parked.call_id
+                    merged += tuple(await transaction.rounds.merge_moot(ended, parked_call=call_id))
+                if claimed.round.answered_at is not None:
+                    merged += tuple(await transaction.parked_programs.drop_copies(ended, expected))
             fault = None
             if outcome.notice is not None:
                 fault = TurnFault(code=outcome.notice_code or verdict.TURN_LIMIT, text=outcome.notice)
@@ -160,7 +171,7 @@ class RoundLedger:
             await self.endings.end_turns(
                 transaction,
                 ended,
-                merged=claimed.merged,
+                merged=merged,
                 following=following,
                 fault=fault,
                 known_terms={

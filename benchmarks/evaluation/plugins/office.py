@@ -118,7 +118,7 @@ async def read_handbook(_ctx: AgentCtx, section: str) -> str:
     SandboxMethodType.TOOL, "Pay", "Pay an amount; a person approves it.", requires_approval=True
 )
 async def pay(_ctx: AgentCtx, who: str, amount: float) -> str:
-    """Pay somebody; a person has to approve it, and the result comes in a later round.
+    """Pay somebody; a person has to approve it, and the program waits for that.
 
     Args:
         who (str): Who gets it.
@@ -132,7 +132,7 @@ async def pay(_ctx: AgentCtx, who: str, amount: float) -> str:
     SandboxMethodType.TOOL, "Write a letter", "Send a letter; a person approves it.", requires_approval=True
 )
 async def send_letter(_ctx: AgentCtx, to: str, text: str) -> str:
-    """Send a letter; a person has to approve it, and the result comes in a later round.
+    """Send a letter; a person has to approve it, and the program waits for that.
 
     Args:
         to (str): Name of the receiver.

@@ -15,8 +15,8 @@ TASKS: Final = (
         person=[says("Pay 40 EUR to Holz and tell me the receipt.")],
         decisions=[approve()],
         model=[
-            program('pay("Holz", 40)'),
-            words("Paid; the receipt is ${receipt}.", after=r"receipt (?P<receipt>R-\d+)"),
+            # It goes on after the decision.
+            program('send_msg_text(_ck, pay("Holz", 40))'),
         ],
         tools=[
             call("pay", {"who": "Holz", "amount": 40}),
@@ -43,8 +43,7 @@ TASKS: Final = (
         person=[says("Pay 300 EUR to Weave and tell me how much was really paid.")],
         decisions=[approve(kwargs={"who": "Weave", "amount": 250})],
         model=[
-            program('pay("Weave", 300)'),
-            words("${amount} EUR were paid.", after=r"Paid (?P<amount>\d+) EUR to Weave"),
+            program('send_msg_text(_ck, pay("Weave", 300))'),
         ],
         tools=[
             call("pay", {"who": "Weave", "amount": 300}),
@@ -57,9 +56,8 @@ TASKS: Final = (
         person=[says("Pay 15 EUR to Tick and 20 EUR to Lumen.")],
         decisions=[approve(scope="turn"), approve()],
         model=[
-            program('pay("Tick", 15)'),
-            # Permitted by the first approval, so its result goes to the program.
-            program('send_msg_text(_ck, "Both. " + pay("Lumen", 20))', after=r"Paid 15 EUR to Tick"),
+            # The second call is permitted by the first approval.
+            program('send_msg_text(_ck, pay("Tick", 15) + " " + pay("Lumen", 20))'),
         ],
         tools=[
             call("pay", {"who": "Tick", "amount": 15}),
@@ -82,8 +80,8 @@ TASKS: Final = (
             program("""
                 manager = manager_of("Ken")
                 send_letter(manager, f"Dear {manager}, the room Delta is booked.")
+                send_msg_text(_ck, f"I wrote to {manager}.")
             """),
-            words("I wrote to ${who}.", after=r"The letter to (?P<who>\w+) is on its way"),
         ],
         tools=[
             call("manager_of", {"name": "Ken"}),

@@ -16,6 +16,7 @@ from broker_config.settings import ApprovalSettings
 from nekro.app.approvals.requests import ApprovalSeal, digest_of, record_decided
 from nekro.app.approvals.shown import arguments_of
 from nekro.app.calls.detached import begin_job, settle
+from nekro.app.calls.waits import cancel_waits
 from nekro.app.retried_writes import write_with_retries
 from nekro.broker.delivery.messages import CallMessage
 from nekro.plugins.entries import MethodEntry
@@ -274,8 +275,10 @@ async def cancel_pending(
     reason: str,
     turn_id: str | None = None,
     round_id: str | None = None,
-) -> None:
-    """Withdraw the pending requests of a chat and end their calls, without notifying the model.
+) -> list[str]:
+    """Withdraw the pending requests of a chat and end its waits, without notifying the model.
+
+    Returns the calls that waited.
 
     Args:
         turn_id, round_id: only those of one turn or round; None does not limit.
@@ -285,6 +288,10 @@ async def cancel_pending(
     await transaction.awaiting_calls.cancel([row.call_id for row in rows], reason=reason)
     for row in rows:
         await record_decided(transaction, publisher, row)
+    ended = await cancel_waits(
+        transaction, publisher, chat_key, reason=reason, turn_id=turn_id, round_id=round_id
+    )
+    return [*(row.call_id for row in rows), *ended]
 
 
 def _is_recorded(row: Approval, decision: Decision) -> bool:

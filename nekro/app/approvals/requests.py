@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import ApprovalSettings
 from nekro.app.approvals.shown import arguments_of, shown_call
+from nekro.app.calls.waits import may_park
 from nekro.app.chats.events import record_caused
 from nekro.app.chats.writer import append_message
 from nekro.app.retried_writes import write_with_retries
@@ -30,7 +31,8 @@ from storage.engine import Database
 from storage.repositories.calls import CallRequest
 from storage.repositories.events import NewEvent
 from storage.repositories.messages import NewMessage
-from storage.states import ApprovalScope, ApprovalState
+from storage.repositories.parked_programs import Wait
+from storage.states import ApprovalScope, ApprovalState, WaitKind
 from storage.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -202,11 +204,24 @@ class ApprovalRequests:
         self._seal = seal
         self._check = ApprovalCheck(seal)
 
-    async def admit(self, entry: MethodEntry, invocation: Invocation, *, lane: str) -> str | None:
+    async def admit(
+        self,
+        entry: MethodEntry,
+        invocation: Invocation,
+        *,
+        lane: str,
+        program_id: str | None = None,
+        note: str = "",
+    ) -> str | None:
         """Let a call pass that an approval of its turn or chat permits; else request approval of it.
 
         Returns None if it may pass, else the id of the request: the call runs when that is approved, and its
-        result goes to the chat.
+        result goes to its program or to the chat.
+
+        Args:
+            program_id: the program that goes on after the decision, unless too many of the chat wait; None:
+                the chat gets the result.
+            note: what the program read before the call.
 
         Raises:
             ArgumentError: the arguments do not fit the method, or are too long to be shown.
@@ -217,10 +232,21 @@ class ApprovalRequests:
         async with self._database.read() as transaction:
             if await self._check.permits(transaction, invocation):
                 return None
-        return (await self.ask(entry, invocation, lane=lane)).id
+        return (await self.ask(entry, invocation, lane=lane, program_id=program_id, note=note)).id
 
-    async def ask(self, entry: MethodEntry, invocation: Invocation, *, lane: str) -> Approval:
+    async def ask(
+        self,
+        entry: MethodEntry,
+        invocation: Invocation,
+        *,
+        lane: str,
+        program_id: str | None = None,
+        note: str = "",
+    ) -> Approval:
         """Request approval of a call, unless it was requested before.
+
+        Args:
+            program_id, note: as in ``admit``.
 
         Raises:
             The errors of ``admit``.
@@ -238,6 +264,7 @@ class ApprovalRequests:
             lane=lane,
             repeatable=invocation.repeatable,
             invocation=message.to_row(),
+            readings=note or None,
         )
 
         async def write(transaction: Transaction) -> Approval:
@@ -250,6 +277,16 @@ class ApprovalRequests:
             assert row is not None  # noqa: S101 - just added
             if is_new:
                 await transaction.awaiting_calls.add(call)
+                if program_id is not None and await may_park(transaction, call.chat_key, program_id):
+                    wait = Wait(
+                        call_id=call.id,
+                        program_id=program_id,
+                        chat_key=call.chat_key,
+                        turn_id=row.turn_id,
+                        kind=WaitKind.APPROVAL,
+                        until=row.expires_at,
+                    )
+                    await transaction.parked_programs.begin(wait)
                 await append_message(transaction, self._publisher, self._notice(row))
                 await record_requested(transaction, self._publisher, row)
             return row

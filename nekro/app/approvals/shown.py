@@ -27,6 +27,7 @@ __all__ = [
     "arguments_of",
     "call_line",
     "compared",
+    "cut_line",
     "difference",
     "plain_arguments",
     "shown_call",
@@ -93,8 +94,8 @@ def call_line(method: str, text: str) -> str:
     except ArgumentError:  # a forged row must not keep people from reading the others
         return f"{all_visible(method)}(…)"
     for name, value in chain(((None, value) for value in args), kwargs.items()):
-        literal = _cut(repr(value))
-        part = literal if name is None else _named(name, literal, shown=_cut)
+        literal = cut_line(repr(value))
+        part = literal if name is None else _named(name, literal, shown=cut_line)
         left -= len(part)
         if left < 0:
             shown.append("…")
@@ -202,7 +203,7 @@ def _named(name: str, literal: str, *, shown: Callable[[str], str]) -> str:
     return f"{shown(name)}={literal}" if _is_plain(name) else f"**{{{shown(repr(name))}: {literal}}}"
 
 
-def _cut(text: str) -> str:
+def cut_line(text: str) -> str:
     """Return the beginning of a text on one line, with ``…`` if more follows."""
     shown = all_visible(text[:_MOST_VALUE_CHARS])
     is_whole = max(len(text), len(shown)) <= _MOST_VALUE_CHARS

@@ -7,11 +7,12 @@ informs the chat in the same transaction, and requests a round if the chat waits
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from nekro.app.calls.records import was_decided
+from nekro.app.calls.waits import caller_of, job_ended, wake
 from nekro.app.chats.events import record_job
-from nekro.app.chats.writer import append_message, request_round
+from nekro.app.chats.writer import append_message
 from nekro.base.metrics import metrics
 from nekro.plugins.entries import MethodEntry
 from nekro.wire.invocation import Invocation
@@ -23,9 +24,8 @@ from nekro_client.event_types import EventType
 from storage.engine import Database
 from storage.repositories.call_progress import CallProgress
 from storage.repositories.calls import Call, CallRequest
-from storage.repositories.messages import Message, NewMessage
-from storage.repositories.rounds import RoundRequest
-from storage.states import CallState, TriggerKind
+from storage.repositories.messages import NewMessage
+from storage.states import CallState
 from storage.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -116,18 +116,26 @@ async def settle(
 ) -> None:
     """Report the end of a detached call to its chat, in the transaction that ends it; ignore other calls.
 
-    The results of BEHAVIOR and AGENT types are reported by their claim. A BEHAVIOR call that a person
-    approved wakes the model too, because its program ended at the call.
+    A program that waited for a decision on the call, or for it as a job, goes on and reads its end itself.
+    Else the results of BEHAVIOR and AGENT types are reported by their claim, and a BEHAVIOR call that a
+    person approved wakes
+    the model too, because its program ended at the call.
     """
     if call.detached_at is None:
         return
     text = _end_text(call, value)
     state = _ENDS.get(call.state, JobState.FAILED)
-    await end_job(transaction, publisher, call.id, state, text or "done")
+    is_awaited = await end_job(transaction, publisher, call.id, state, text or "done")
+    parked = await transaction.parked_programs.waiting_for(call.id) if was_decided(call) else None
+    if parked is not None:
+        await wake(transaction, publisher, call, None, program_id=parked.program_id)
+        return
+    if is_awaited:
+        return
     if text is None:
-        caller = _caller_of(call)
+        caller = caller_of(call)
         if call.type is SandboxMethodType.BEHAVIOR and caller is not None and caller.approval_id is not None:
-            await _wake(transaction, publisher, call, (call.outcome or {}).get("text") or "done")
+            await wake(transaction, publisher, call, (call.outcome or {}).get("text") or "done")
         return
     plugin_key, _, name = call.method.rpartition(".")
     message = NewMessage(
@@ -141,7 +149,7 @@ async def settle(
         once_key=f"observation:{call.id}",
     )
     row = await append_message(transaction, publisher, message)
-    await _wake(transaction, publisher, call, text, message=row)
+    await wake(transaction, publisher, call, text, message=row)
 
 
 def detached_request(kind: SandboxMethodType, invocation: Invocation, *, lane: str) -> CallRequest:
@@ -162,41 +170,16 @@ def detached_request(kind: SandboxMethodType, invocation: Invocation, *, lane: s
 
 async def end_job(
     transaction: Transaction, publisher: EventPublisher, call_id: str, state: JobState, message: str
-) -> None:
-    """End the row that lists a call among the jobs; no effect if there is none or it has ended."""
-    with suppress(FencedError):
+) -> bool:
+    """End the row that lists a call among the jobs; no effect if there is none or it has ended.
+
+    Returns whether a program waited for it.
+    """
+    try:
         ended = await transaction.jobs.finish(call_id, fence=CallProgress.fence, state=state, message=message)
-        await record_job(transaction, publisher, EventType.JOB_ENDED, ended)
-
-
-async def _wake(
-    transaction: Transaction,
-    publisher: EventPublisher,
-    call: Call,
-    text: str,
-    *,
-    message: Message | None = None,
-) -> None:
-    found = _caller_of(call)
-    if found is None or not found.wakes_agent:
-        return
-    request = RoundRequest(
-        chat_key=call.chat_key,
-        trigger_kind=TriggerKind.CALL,
-        trigger_id=call.id,
-        # A new turn, because the time of the old one is over. The number continues, so that
-        # the limit on chains of calls and rounds still applies.
-        number=found.round_number + 1,
-        cause_turn_id=found.turn_id or found.account_id,
-        user_id=found.user_id,
-        observation=text,
-    )
-    await request_round(transaction, publisher, request, message=message)
-
-
-def _caller_of(call: Call) -> Invocation | None:
-    payload = (call.invocation or {}).get("invocation")
-    return None if payload is None else Invocation.model_validate({**payload, "args": ""})
+    except FencedError:
+        return False
+    return await job_ended(transaction, publisher, ended)
 
 
 def _end_text(call: Call, value: Any) -> str | None:

@@ -1,65 +1,46 @@
-"""Turns a stub call of a sandbox into a task on a worker: identity, deadline, form of the answer.
+"""Sends calls of methods to workers: identity, lane, deadline, how long the caller waits.
 
-The sandbox supplies the stub's token and the arguments; everything else in the invocation
+The sandbox supplies the stub's token and the arguments (``RunCalls``). Everything else in the invocation
 comes from the ``CallScope`` that the host created before the sandbox started.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from loguru import logger
 
 from broker_config.settings import WorkerSettings
-from nekro.app.calls.records import lane_seconds, still_running, wait_seconds
-from nekro.app.catalogue import built_in_entries
-from nekro.broker.calls import MethodCaller
-from nekro.broker.tracing.tool_span import ToolSpan, tool_span
-from nekro.plugins.entries import MethodEntry
-from nekro.plugins.entry_registry import Registry, refuse_unfit, refuse_unfit_text
-from nekro.plugins.lanes import LaneChooser
-from nekro.sandbox.models import (
-    ARGUMENT_ERROR,
-    STOPS,
-    Raised,
-    Returned,
-    Stopped,
-    StopType,
-    StubCall,
-    StubMethod,
-    StubResult,
+from nekro.app.calls.records import (
+    lane_seconds,
+    wait_seconds,
 )
+from nekro.broker.calls import MethodCaller
+from nekro.broker.program_calls import Marked, ProgramCall
+from nekro.broker.tracing.tool_span import tool_span
+from nekro.plugins.entries import MethodEntry
+from nekro.plugins.entry_registry import Registry
+from nekro.plugins.lanes import LaneChooser
 from nekro.wire.invocation import Envelope, Invocation, new_id
-from nekro.wire.values import arguments_text
+from nekro.wire.seals import ProgramSecrets
 from nekro_agent.errors import (
-    ArgumentError,
     BrokerError,
-    MethodFailedError,
-    NekroError,
     NotApprovedError,
     OutcomeUnknownError,
     StorageError,
 )
-from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time
 
 if TYPE_CHECKING:
     from nekro.app.calls.detached import CallDetacher
+    from storage.repositories.calls import Call
 
-__all__ = [
-    "ApprovalGate",
-    "CallObserver",
-    "CallRecord",
-    "CallScope",
-    "Dispatcher",
-    "RunCalls",
-]
+__all__ = ["ApprovalGate", "CallScope", "Dispatcher", "WaitGate"]
 
 
 #: Properties of a chat that its calls name.
@@ -125,53 +106,33 @@ class CallScope:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CallRecord:
-    """One call of a run, for the run's report."""
-
-    call_id: str
-    method: str
-    type: SandboxMethodType
-    lane: str
-    #: When the caller sent it; ``duration_ms`` is from then to its answer.
-    requested_at: datetime
-    duration_ms: float
-    #: When the method started and ended; None when it failed.
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
-    #: None when it succeeded; else ``<type>: <message>`` as the sandbox saw it.
-    error: str | None = None
-    #: Follow-up round that it requested.
-    round_id: str | None = None
-    #: "" when unknown.
-    worker: str = ""
-    #: Whether it continued as a job after its caller stopped waiting.
-    is_detached: bool = False
-    #: The request for approval that it waits for; then it has not run.
-    approval_id: str | None = None
-
-
-class CallObserver(Protocol):
-    """Sees the calls of one run; its methods must neither block nor raise."""
-
-    def call_started(self, entry: MethodEntry, call: StubCall, *, lane: str) -> None:
-        """A call is about to be sent."""
-        ...
-
-    def call_ended(self, call: CallRecord, envelope: Envelope | None) -> None:
-        """A call has ended; the envelope is None if there is no result."""
-        ...
-
-
 class ApprovalGate(Protocol):
     """Decides whether calls that require approval may be sent; see ``nekro.app.approvals.requests``."""
 
-    async def admit(self, entry: MethodEntry, invocation: Invocation, *, lane: str) -> str | None:
+    async def admit(
+        self,
+        entry: MethodEntry,
+        invocation: Invocation,
+        *,
+        lane: str,
+        program_id: str | None = None,
+        note: str = "",
+    ) -> str | None:
         """Let a call pass that was approved before (None); else request approval, and return its id."""
         ...
 
     async def permit(self, invocation: Invocation, *, lane: str, by: str) -> object:
         """Record that the one who makes a call approves it."""
+        ...
+
+
+class WaitGate(Protocol):
+    """Begins waits of programs; see ``nekro.app.calls.waits``."""
+
+    async def begin(
+        self, name: str, invocation: Invocation, *, lane: str, program_id: str, note: str
+    ) -> Call | None:
+        """Begin a wait; returns its call if that has ended, None if the program must wait."""
         ...
 
 
@@ -188,52 +149,86 @@ class Dispatcher:
         refresh: Callable[[], Awaitable[None]],
         detacher: Callable[[], CallDetacher],
         approvals: Callable[[], ApprovalGate],
+        waits: Callable[[], WaitGate],
+        secrets: ProgramSecrets,
     ) -> None:
         """Create a dispatcher.
 
         Args:
+            secrets: makes those of programs.
             refresh: updates ``lanes``; awaited before each call, so it must usually be a no-op.
             detacher: returns the writer of calls whose callers stop waiting; called at the first of them.
             approvals: returns what admits calls that require approval; called at the first of them.
+            waits: returns what begins waits of programs; called at the first of them.
         """
         self._caller = caller
-        self._registry = registry
+        self.registry = registry
         self._lanes = lanes
         self._settings = settings
         self.refresh = refresh
         self._detacher = detacher
         self._approvals = approvals
+        self._waits = waits
+        #: Makes those of programs.
+        self.secrets = secrets
 
-    def for_run(
-        self,
-        scope: CallScope,
-        entries: Iterable[MethodEntry],
-        *,
-        observer: CallObserver | None = None,
-        before_call: Callable[[], Awaitable[None]] | None = None,
-    ) -> RunCalls:
-        """Return the stubs of one run and the object that dispatches their calls; ``observer`` sees these.
+    async def marks(self, chat_key: str, run_id: str) -> Mapping[str, Marked]:
+        """See ``MethodCaller.marks``."""
+        return await self._caller.marks(chat_key, run_id)
 
-        Args:
-            before_call: awaited before each call; if it raises, the call is not made.
-        """
-        return RunCalls(self, scope, list(entries), self._registry, observer, before_call)
+    async def results(self, chat_key: str, call_ids: Sequence[str]) -> dict[str, Any]:
+        """See ``MethodCaller.results``."""
+        return await self._caller.results(chat_key, call_ids)
+
+    def leaving(self, chat_key: str) -> AbstractContextManager[None]:
+        """See ``MethodCaller.leaving``."""
+        return self._caller.leaving(chat_key)
+
+    def program_ended(self, chat_key: str, run_id: str) -> None:
+        """Forget the marks of a program that is not run again."""
+        self._caller.forget(chat_key, run_id)
 
     def lane_of(self, entry: MethodEntry) -> str:
         """Name of the lane that a method's calls use."""
         return self._lanes.lane_of(entry)
 
     async def admit(
-        self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, lane: str
+        self,
+        entry: MethodEntry,
+        arguments: str,
+        scope: CallScope,
+        *,
+        call_id: str,
+        lane: str,
+        program_id: str | None = None,
+        note: str = "",
     ) -> str | None:
         """Return None if a call may be sent, else the approval that it waits for; a decision sends it.
+
+        Args:
+            program_id, note: see ``ApprovalRequests.admit``.
 
         Raises:
             ArgumentError, CallCancelledError, OutcomeUnknownError, StorageUnavailableError: see
                 ``ApprovalRequests.admit``.
         """
         invocation = self.awaiting(entry, arguments, scope, call_id=call_id, lane=lane)
-        return await self._approvals().admit(entry, invocation, lane=lane)
+        return await self._approvals().admit(entry, invocation, lane=lane, program_id=program_id, note=note)
+
+    async def begin_wait(
+        self,
+        entry: MethodEntry,
+        arguments: str,
+        scope: CallScope,
+        *,
+        call_id: str,
+        lane: str,
+        program_id: str,
+        note: str,
+    ) -> Call | None:
+        """Begin the wait of a program in a call of a method of ``WAIT_TASKS``; see ``ProgramWaits.begin``."""
+        invocation = self.awaiting(entry, arguments, scope, call_id=call_id, lane=lane)
+        return await self._waits().begin(entry.name, invocation, lane=lane, program_id=program_id, note=note)
 
     def awaiting(
         self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, lane: str
@@ -245,7 +240,14 @@ class Dispatcher:
         return scope.call(entry, arguments, call_id=call_id, deadline=deadline)
 
     async def invoke_or_detach(
-        self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, lane: str
+        self,
+        entry: MethodEntry,
+        arguments: str,
+        scope: CallScope,
+        *,
+        call_id: str,
+        lane: str,
+        program: ProgramCall | None = None,
     ) -> Envelope | None:
         """Run a method on a worker and wait for its result for the configured time.
 
@@ -254,6 +256,7 @@ class Dispatcher:
 
         Args:
             lane: the result of ``lane_of`` for the method.
+            program: as in ``MethodCaller.call_or_detach``.
 
         Raises:
             ArgumentError, MethodFailedError, CallTimeoutError, BrokerUnavailableError and the
@@ -273,19 +276,21 @@ class Dispatcher:
         if patience == 0:
             # The row comes first: it guarantees a report to the chat even if the message is lost.
             await self._detacher().detach(entry, invocation, lane=lane)
-            await self._send_detached(invocation, lane)
+            await self._send_detached(invocation, lane, program)
             return None
 
         async def leave() -> bool:
             row = await self._detacher().detach(entry, invocation, lane=lane)
             return row.finished_at is None
 
-        return await self._caller.call_or_detach(invocation, lane=lane, seconds=patience, leave=leave)
+        return await self._caller.call_or_detach(
+            invocation, lane=lane, seconds=patience, leave=leave, program=program
+        )
 
-    async def _send_detached(self, invocation: Invocation, lane: str) -> None:
+    async def _send_detached(self, invocation: Invocation, lane: str, program: ProgramCall | None) -> None:
         call_id = invocation.call_id
         try:
-            await self._caller.send(invocation, lane=lane)
+            await self._caller.send(invocation, lane=lane, program=program)
         except OutcomeUnknownError as exc:  # it may run; the end of its row is reported to the chat
             logger.bind(call_id=call_id, error=str(exc)).warning("call_sent_unconfirmed")
         except (BrokerError, StorageError):
@@ -328,153 +333,3 @@ class Dispatcher:
             if entry.requires_approval and approver is not None:
                 await self._approvals().permit(invocation, lane=lane, by=approver)
             return await self._caller.call(invocation, lane=lane)
-
-
-class RunCalls:
-    """The methods of one run: what the sandbox may call and has called."""
-
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        scope: CallScope,
-        entries: Sequence[MethodEntry],
-        registry: Registry,
-        observer: CallObserver | None,
-        before_call: Callable[[], Awaitable[None]] | None,
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._scope = scope
-        self._observer = observer
-        self._before_call = before_call
-        self._entries: dict[str, MethodEntry] = {}
-        self.stubs: list[StubMethod] = []
-        #: The call that waits for approval, and the lock of those that ask.
-        self._waiting_call: str | None = None
-        self._asking = asyncio.Lock()
-        #: Finished calls, in the order of their ends.
-        self.records: list[CallRecord] = []
-        for entry in entries:
-            for name in registry.bare_names(entry) or (None,):
-                self._add_stub(entry, name)
-        for entry in built_in_entries(in_round=scope.round_id is not None):
-            self._add_stub(entry, entry.name)
-
-    def _add_stub(self, entry: MethodEntry, name: str | None) -> None:
-        # Numbered: names of plugins collide with each other and may be longer than a token.
-        token = f"method_{len(self._entries)}"
-        self._entries[token] = entry
-        self.stubs.append(
-            StubMethod(
-                token=token,
-                name=name,
-                path=entry.task,
-                signature=entry.signature,
-                doc=entry.doc,
-                type=entry.type,
-                timeout_seconds=None,
-            )
-        )
-
-    def misfit(self, token: str, count: int, names: Sequence[str]) -> str | None:
-        """Return why a call with so many positional and these named arguments cannot be made, None if it can.
-
-        The text is that of a worker.
-        """
-        try:
-            refuse_unfit(self._entries[token], count, names)
-        except ArgumentError as exc:
-            return str(exc)
-        return None
-
-    async def dispatch(self, call: StubCall) -> StubResult:
-        """Execute one call of the sandbox; failures of the call are returned, not raised."""
-        if self._before_call is not None:
-            await self._before_call()
-        entry = self._entries[call.token]
-        await self._dispatcher.refresh()
-        lane = self._dispatcher.lane_of(entry)
-        with tool_span(entry.task, kind=entry.type.value, call_id=call.call_id, lane=lane) as part:
-            part.arguments(call.arguments)
-            return await self._carry(entry, call, lane, part)
-
-    async def _carry(self, entry: MethodEntry, call: StubCall, lane: str, part: ToolSpan) -> StubResult:
-        record = self._recorder(entry, call.call_id, lane)
-        if self._observer is not None:
-            self._observer.call_started(entry, call, lane=lane)
-        try:
-            arguments = arguments_text(call.arguments)
-            refuse_unfit_text(entry, arguments)
-            if entry.requires_approval and await self._waits(entry, call.call_id, arguments, lane, record):
-                part.set_attributes(awaits_approval=self._waiting_call == call.call_id)
-                return Stopped(stop=StopType.APPROVAL)
-            envelope = await self._dispatcher.invoke_or_detach(
-                entry, arguments, self._scope, call_id=call.call_id, lane=lane
-            )
-        except NekroError as exc:
-            raised = _raised(exc)
-            part.fail(type(exc).__name__)
-            record(error=f"{raised.error_type}: {raised.message}")
-            return raised
-        except asyncio.CancelledError:
-            record(error="cancelled: its deadline passed, or its run ended")
-            raise
-        if envelope is None:
-            part.set_attributes(is_detached=True)
-            record(is_detached=True)
-            return still_running(entry, call.call_id)
-        part.set_attributes(follow_up_round_id=envelope.round_id)
-        part.result(envelope)
-        record(
-            envelope,
-            started_at=envelope.started_at,
-            finished_at=envelope.finished_at,
-            round_id=envelope.round_id,
-            worker=envelope.worker,
-        )
-        stop = STOPS.get(envelope.type)
-        return Stopped(stop=stop) if stop is not None else Returned(value=envelope.value_bytes())
-
-    async def _waits(
-        self, entry: MethodEntry, call_id: str, arguments: str, lane: str, record: Callable[..., None]
-    ) -> bool:
-        """Whether a call must wait for approval; the first one of the run waits, and others do not run."""
-        async with self._asking:
-            if self._waiting_call is not None:
-                record(error=f"cancelled: call {self._waiting_call} of its run waits for approval")
-                return True
-            approval_id = await self._dispatcher.admit(
-                entry, arguments, self._scope, call_id=call_id, lane=lane
-            )
-            if approval_id is None:
-                return False
-            self._waiting_call = call_id
-            record(approval_id=approval_id)
-            return True
-
-    def _recorder(self, entry: MethodEntry, call_id: str, lane: str) -> Callable[..., None]:
-        """Start the record of a call; the returned function completes it with the known fields."""
-        requested_at, begin = shared_time(), monotonic()
-
-        def record(envelope: Envelope | None = None, **known: Any) -> None:
-            ended = CallRecord(
-                call_id=call_id,
-                method=entry.task,
-                type=entry.type,
-                lane=lane,
-                requested_at=requested_at,
-                duration_ms=(monotonic() - begin) * 1000,
-                **known,
-            )
-            self.records.append(ended)
-            if self._observer is not None:
-                self._observer.call_ended(ended, envelope)
-
-        return record
-
-
-def _raised(exc: NekroError) -> Raised:
-    if isinstance(exc, ArgumentError):
-        return Raised(error_type=ARGUMENT_ERROR, message=str(exc))
-    if isinstance(exc, MethodFailedError):
-        return Raised(error_type=exc.error_type, message=exc.error_message)
-    return Raised(error_type=type(exc).__name__, message=str(exc))

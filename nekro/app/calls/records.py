@@ -5,12 +5,11 @@ the broker lost it, and if the caller has ended the result is not needed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from broker_config.settings import WorkerSettings
 from nekro.app.catalogue import built_in_entry
 from nekro.app.retried_writes import write_with_retries
-from nekro.broker.calls import CallFate, RecordUnknownError
 from nekro.broker.delivery.messages import CallMessage
 from nekro.broker.failures import error_named
 from nekro.plugins.entries import MethodEntry
@@ -22,12 +21,14 @@ from nekro_agent.errors import (
     MethodDisabledError,
     MethodNotFoundError,
     NekroError,
+    NotApprovedError,
     OutcomeUnknownError,
 )
 from nekro_agent.methods import Lane, SandboxMethodType
 from storage.states import CallState
 
 if TYPE_CHECKING:
+    from nekro.broker.calls import CallFate
     from nekro.plugins.entries import MethodEntry
     from nekro.plugins.entry_registry import Registry
     from nekro.wire.invocation import Envelope, Invocation
@@ -38,12 +39,14 @@ if TYPE_CHECKING:
 __all__ = [
     "WITHDRAWN",
     "CallRecords",
+    "end_of_row",
     "error_of",
     "lane_seconds",
     "outcome_unknown",
     "still_running",
     "value_of",
     "wait_seconds",
+    "was_decided",
 ]
 
 
@@ -80,28 +83,37 @@ class CallRecords:
         entry = self._entry_of(message.invocation)
         return entry is not None and entry.is_claimed
 
-    async def record(self, message: CallMessage) -> None:
+    async def record(self, message: CallMessage, *, note: str = "") -> None:
         """Record a call; retries during a short outage of the database.
+
+        Args:
+            note: what its program read before it.
 
         Raises:
             StorageUnavailableError: the database does not answer; the call is not recorded.
             RecordUnknownError: the database does not answer and the call may be recorded.
         """
-        request = self._request(message)
+        request = self._request(message, readings=note or None)
 
         async def write(transaction: Transaction) -> None:
             if not await transaction.calls.enqueue(request):
                 # It was detached before it was sent; the row has its recipient but not its message.
-                await transaction.calls.keep_message(request.id, request.invocation or {})
+                await transaction.calls.keep_message(
+                    request.id, request.invocation or {}, readings=request.readings
+                )
 
         unknown = f"call {request.id} may or may not be recorded"
         try:
             await write_with_retries(self._database.autocommit, write, unknown=unknown)
         except OutcomeUnknownError as exc:  # the caller finds out whether the call runs
+            from nekro.broker.calls import RecordUnknownError
+
             raise RecordUnknownError(str(exc)) from exc
 
     async def settle(self, message: CallMessage) -> CallFate:
         """Withdraw a call that has not started, or return its state. See ``CallLedger``."""
+        from nekro.broker.calls import CallFate
+
         async with self._database.autocommit() as transaction:
             call = await transaction.calls.withdraw(self._request(message), reason=WITHDRAWN)
         if call.state is CallState.CANCELLED and call.error_message == WITHDRAWN:
@@ -116,15 +128,14 @@ class CallRecords:
         """
         async with self._database.read() as transaction:
             call = await transaction.calls.find(call_id)
-        fate = None if call is None else _ended(call)
-        return None if fate is None else fate.outcome or fate.error
+        return None if call is None else end_of_row(call)
 
     async def withdraw(self, call_id: str) -> None:
         """Cancel a call that is not finished."""
         async with self._database.autocommit() as transaction:
             await transaction.calls.cancel(call_id, reason=WITHDRAWN)
 
-    def _request(self, message: CallMessage) -> CallRequest:
+    def _request(self, message: CallMessage, *, readings: str | None = None) -> CallRequest:
         # With SQLAlchemy, which a command that calls a TOOL method need not import.
         from storage.repositories.calls import CallRequest
 
@@ -140,6 +151,7 @@ class CallRecords:
             deadline=invocation.deadline,
             repeatable=invocation.repeatable,
             invocation=message.to_row(),
+            readings=readings,
         )
 
     def _entry_of(self, invocation: Invocation) -> MethodEntry | None:
@@ -152,14 +164,28 @@ class CallRecords:
             return None
 
 
-def _ended(call: Call) -> CallFate | None:
-    if call.state in (CallState.QUEUED, CallState.RUNNING):
+def end_of_row(call: Call) -> dict[str, Any] | NekroError | None:
+    """Return what a recorded call returned, or its error; None if it has not ended."""
+    if call.state in (CallState.AWAITING, CallState.QUEUED, CallState.RUNNING):
         return None
     if call.state is CallState.DONE and call.outcome is not None:
-        return CallFate(outcome=call.outcome)
-    from nekro.app.calls.records import error_of
+        return call.outcome
+    return error_of(call)
 
-    return CallFate(error=error_of(call))
+
+def was_decided(call: Call) -> bool:
+    """Whether a person has decided on a call, or its request has expired: its program reads its end."""
+    asked = (call.invocation or {}).get("invocation", {})
+    return asked.get("approval_id") is not None or call.error_type == NotApprovedError.__name__
+
+
+def _ended(call: Call) -> CallFate | None:
+    from nekro.broker.calls import CallFate
+
+    end = end_of_row(call)
+    if end is None:
+        return None
+    return CallFate(error=end) if isinstance(end, NekroError) else CallFate(outcome=end)
 
 
 def value_of(envelope: Envelope, *, max_bytes: int) -> object:
@@ -189,7 +215,21 @@ def wait_seconds(entry: MethodEntry, *, lane: str, settings: WorkerSettings) -> 
     return settings.wait_seconds
 
 
-def still_running(entry: MethodEntry, call_id: str) -> StubResult:
+class CalledMethod(Protocol):
+    """What ``still_running`` needs of a method."""
+
+    @property
+    def name(self) -> str:
+        """Name of the function."""
+        ...
+
+    @property
+    def type(self) -> SandboxMethodType:
+        """How its result is used."""
+        ...
+
+
+def still_running(entry: CalledMethod, call_id: str) -> StubResult:
     """Return the result that code gets when its call is detached."""
     stop = STOPS.get(entry.type)
     if stop is not None:
@@ -197,11 +237,12 @@ def still_running(entry: MethodEntry, call_id: str) -> StubResult:
     if entry.type is SandboxMethodType.BEHAVIOR:
         text = (
             f"{entry.name} is still running, as job {call_id}. Its result will appear in this chat when it "
-            "is done; do not call it again."
+            f'is done; do not call it again. wait_for_job("{call_id}") waits for it.'
         )
         return Returned(value=encode_value(text, max_bytes=1 << 16))
     return Raised(
         error_type="StillRunning",
         message=f"{entry.name} has no value yet: it continues as job {call_id}. Its value will appear in "
-        "this chat when it is done, and you will be asked again; do not call it again.",
+        "this chat when it is done, and you will be asked again; do not call it again. "
+        f'wait_for_job("{call_id}") waits for it.',
     )

@@ -44,8 +44,16 @@ __all__ = [
 ]
 
 
-#: Parts of a message's data that its event repeats.
-_FILE_FIELDS: Final = ("file_path", "file_name", "file_kind", "media_type", "reply_to")
+#: Parts of a message's data that its event repeats: of its file, and of the question that it asks.
+_DATA_FIELDS: Final = (
+    "file_path",
+    "file_name",
+    "file_kind",
+    "media_type",
+    "reply_to",
+    "question",
+    "choices",
+)
 #: Characters of a round's output in its event; the round's row has more.
 _OUTPUT_CHARS: Final = 16_000
 
@@ -85,7 +93,7 @@ def message_event(row: Message) -> NewEvent:
         "sender_id": row.sender_id,
         "sender_name": row.sender_name,
         "plugin": row.plugin_key,
-        **{name: data.get(name) for name in _FILE_FIELDS},
+        **{name: data.get(name) for name in _DATA_FIELDS},
     }
     return NewEvent(
         type=_message_type(row),
@@ -120,11 +128,15 @@ def turn_started(first: Round) -> NewEvent:
 def round_started(claimed: ClaimedRound) -> NewEvent:
     """Return the event of an attempt at a round."""
     item = claimed.round
+    if item.resumes and item.attempt > 1:
+        again = {"number": item.number, "attempt": item.attempt, "worker": item.worker}
+        return NewEvent(type=EventType.PROGRAM_RESUMED, turn_id=item.turn_id, round_id=item.id, data=again)
     data = {
         "number": item.number,
         "attempt": item.attempt,
         "worker": item.worker,
         "cause": {"kind": item.trigger_kind.value, "id": item.trigger_id},
+        "program_of": item.program_id,
         "merged": [{"round_id": other.id, "turn_id": other.turn_id} for other in claimed.merged],
     }
     return NewEvent(type=EventType.ROUND_STARTED, turn_id=item.turn_id, round_id=item.id, data=data)

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
-from broker_config.settings import Settings
 from nekro.app.chats.attachments import Attachment
 from nekro_agent import layout
 from nekro_agent.errors import (
     ConflictError,
     InvalidValueError,
     NotFoundError,
-    ServiceError,
     UploadQuotaError,
     UsageError,
 )
 from nekro_agent.files import safe_files
 from nekro_agent.files.areas import safe_basename
 from nekro_agent.files.names import HEAD_BYTES, IMAGE_TYPES, content_type
-from nekro_agent.files.uploads import UploadArea
-from nekro_agent.ports import ChatInfo
-from nekro_agent.runtime import UploadPolicy
-from nekro_agent.tools.path_convertor import PathLocation, locate
-from storage.files import DataAreas
+from nekro_agent.tools.path_convertor import PathLocation
 
-__all__ = ["ChatFile", "ChatFiles"]
-
-#: Most names of an area that are looked at.
-_MOST_NAMES: Final = 1_000_000
+__all__ = ["ChatFile", "ChatFiles", "OpenFile", "explained", "no_shared_space", "refuse_larger"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,66 +42,63 @@ class ChatFile:
         return self.modified_ns / 1e9
 
 
-class ChatFiles:
+@dataclass(frozen=True, kw_only=True)
+class OpenFile(ChatFile):
+    """A file that is open for reading."""
+
+    file: BinaryIO
+    #: SHA-256 in hexadecimal; None if the content must be read for it.
+    sha256: str | None = None
+
+
+class ChatFiles(abc.ABC):
     """Reads and writes the two areas of a chat; blocking. Links are never followed."""
 
-    def __init__(self, settings: Settings, areas: DataAreas, chat: ChatInfo) -> None:
-        """Open the areas of a chat; ``settings`` as the workers have them."""
-        self._settings = settings
-        self._areas = areas
-        self._chat = chat
-
+    @abc.abstractmethod
     def list(self, *locations: PathLocation) -> Iterator[ChatFile]:
         """Yield the files of some areas, or of both if none is named, in no order.
 
         Raises:
             ServiceError: the shared area is not mounted on this host.
         """
-        for location in locations or PathLocation:
-            for entry in safe_files.list_files(self._readable(location), max_entries=_MOST_NAMES):
-                shown = os.fsencode(entry.path).decode("utf-8", "backslashreplace")
-                yield ChatFile(
-                    path=f"{layout.SANDBOX_ROOT}/{location.value}/{shown}",
-                    size_bytes=entry.size_bytes,
-                    modified_ns=entry.modified_ns,
-                )
 
-    @contextlib.contextmanager
-    def open(self, path: str) -> Iterator[BinaryIO]:
+    @abc.abstractmethod
+    def open(
+        self, path: str, *, most_bytes: int | None = None
+    ) -> contextlib.AbstractContextManager[OpenFile]:
         """Open a file for reading.
+
+        Args:
+            most_bytes: a larger file is refused.
 
         Raises:
             UsageError: the path is in neither area, contains ``..``, follows a link, or is not an ordinary
-                file.
+                file, or the file is too large.
             NotFoundError: there is no such file.
             ServiceError: as ``list``.
+            DamagedFileError, StorageUnavailableError: the store has not its content, or does not answer.
         """
-        with _explained(path):
-            location, relative = locate(path, self._readable)
-            with safe_files.open_file(self._readable(location), relative) as file:
-                yield file
 
-    def type_of(self, path: str) -> str:
-        """Return the media type of a file; by its name alone if it cannot be opened any more."""
-        head = b""
-        with contextlib.suppress(UsageError, NotFoundError, ServiceError), self.open(path) as file:
-            head = file.read(HEAD_BYTES)
-        return content_type(PurePosixPath(path).name, head)
-
+    @abc.abstractmethod
     def find(self, path: str) -> ChatFile:
         """Return the file of a path as sandboxed code may write it.
 
         Raises:
             UsageError, NotFoundError, ServiceError: as ``open``.
         """
-        with self.open(path) as file:
-            info = os.fstat(file.fileno())
-            location, relative = locate(path, self._readable)
-        return ChatFile(
-            path=f"{layout.SANDBOX_ROOT}/{location.value}/{relative}",
-            size_bytes=info.st_size,
-            modified_ns=info.st_mtime_ns,
-        )
+
+    @abc.abstractmethod
+    def types_of(self, files: Sequence[ChatFile]) -> Sequence[str]:
+        """Return the media types of files; by their names alone if they cannot be opened any more."""
+
+    @abc.abstractmethod
+    def remove(self, path: str) -> None:
+        """Remove a file.
+
+        Raises:
+            UsageError, NotFoundError, ServiceError: as ``open``.
+            ConflictError: it was replaced meanwhile.
+        """
 
     def put(self, name: str, file: BinaryIO, path: str | None = None) -> Attachment:
         """Store a file in either area, replacing a file of its name.
@@ -123,15 +111,16 @@ class ChatFiles:
             UsageError: the path is not acceptable, or the area has no space for it.
         """
         path = f"{layout.SANDBOX_UPLOADS}/" if path is None else path
-        with _explained(path):
+        with explained(path):
             is_area = path.strip("/") in ("uploads", "shared", "app/uploads", "app/shared")
             if path.endswith("/") or is_area:
                 path = f"{path.rstrip('/')}/{safe_basename(name)}"
-            location, relative = locate(path, self._area)
-            if location is PathLocation.UPLOADS:
-                self._put_upload(relative, file)
-            else:
-                self._put_shared(relative, file)
+            location, relative = self._locate(path)
+            if location is PathLocation.UPLOADS and len(relative.parts) != 1:
+                raise UsageError(
+                    f"the uploads have no folders; write {layout.SANDBOX_UPLOADS}/{relative.name}"
+                )
+            self._put(location, relative, file)
         return self.describe(f"{layout.SANDBOX_ROOT}/{location.value}/{relative}")
 
     def add(self, name: str, source: bytes | BinaryIO, *, numbers: bool = True) -> Attachment:
@@ -147,9 +136,8 @@ class ChatFiles:
             ConflictError: the name is in use and may not get a number.
         """
         name = safe_basename(name)
-        area = self._areas.uploads_dir(self._chat.chat_key)
         try:
-            stored = UploadArea(area, self._policy).add(name, source, numbers=numbers)
+            stored = self._add(name, source, numbers=numbers)
         except FileExistsError as exc:
             raise ConflictError(
                 f"the chat has another file {name!r}; delete it first, or use another name"
@@ -165,11 +153,10 @@ class ChatFiles:
         Raises:
             UsageError, NotFoundError, ServiceError: as ``open``.
         """
-        with self.open(path) as file:
-            info = os.fstat(file.fileno())
-            head = file.read(HEAD_BYTES)
-            file.seek(0)
-            digest = safe_files.sha256_of(file)
+        with self.open(path) as opened:
+            head = opened.file.read(HEAD_BYTES)
+            opened.file.seek(0)
+            digest = opened.sha256 or safe_files.sha256_of(opened.file)
         shown = name or PurePosixPath(path).name
         media_type = content_type(shown, head)
         return Attachment(
@@ -177,9 +164,9 @@ class ChatFiles:
             path=path,
             name=shown,
             media_type=media_type,
-            size_bytes=info.st_size,
+            size_bytes=opened.size_bytes,
             sha256=digest,
-            modified_ns=info.st_mtime_ns,
+            modified_ns=opened.modified_ns,
         )
 
     def add_file(self, source: Path) -> Attachment:
@@ -188,61 +175,48 @@ class ChatFiles:
         Raises:
             UsageError: it is not an ordinary file, cannot be read, or the uploads have no space for it.
         """
-        with _explained(source.name), _ordinary(source) as file:
+        with explained(source.name), _ordinary(source) as file:
             return self.add(source.name, file)
 
-    def remove(self, path: str) -> None:
-        """Remove a file.
+    @abc.abstractmethod
+    def _locate(self, path: str) -> tuple[PathLocation, PurePosixPath]:
+        """Return the area of a path, and the path in it; see ``locate``."""
+
+    @abc.abstractmethod
+    def _put(self, location: PathLocation, relative: PurePosixPath, file: BinaryIO) -> None:
+        """Store a file, replacing one of its name."""
+
+    @abc.abstractmethod
+    def _add(self, name: str, source: bytes | BinaryIO, *, numbers: bool) -> str:
+        """Store a file in the uploads under a name that is not in use; returns the name.
 
         Raises:
-            UsageError, NotFoundError, ServiceError: as ``open``.
+            FileExistsError: the name is in use and may not get a number.
         """
-        with _explained(path):
-            location, relative = locate(path, self._readable)
-            safe_files.remove_file(self._readable(location), relative)
 
-    @property
-    def _policy(self) -> UploadPolicy:
-        limits = self._settings.uploads
-        return UploadPolicy(chat_bytes=limits.chat_bytes, chat_names=limits.chat_names)
 
-    def _put_upload(self, relative: PurePosixPath, file: BinaryIO) -> None:
-        if len(relative.parts) != 1:
-            raise UsageError(f"the uploads have no folders; write {layout.SANDBOX_UPLOADS}/{relative.name}")
-        UploadArea(self._area(PathLocation.UPLOADS), self._policy).put(relative.name, file)
+def refuse_larger(path: str, size_bytes: int, most_bytes: int | None) -> None:
+    """Raise ``InvalidValueError`` if a file has more than a number of bytes."""
+    if most_bytes is not None and size_bytes > most_bytes:
+        raise InvalidValueError(f"{path} has {size_bytes} bytes; at most {most_bytes} are read")
 
-    def _put_shared(self, relative: PurePosixPath, file: BinaryIO) -> None:
-        area = self._readable(PathLocation.SHARED)
-        size, most = os.fstat(file.fileno()).st_size, self._settings.sandbox.shared_bytes
-        used, _ = safe_files.measure(area, max_entries=_MOST_NAMES)
-        if used + size > most:
-            raise UsageError(
-                f"{relative.name!r} ({size} bytes) does not fit into {layout.SANDBOX_SHARED}: it holds "
-                f"{used} of {most} bytes (NEKRO_SANDBOX__SHARED_BYTES)"
-            )
-        safe_files.replace_file(area, relative, file)
 
-    def _area(self, location: PathLocation) -> Path:
-        if location is PathLocation.UPLOADS:
-            return self._areas.uploads_dir(self._chat.chat_key)
-        return self._areas.shared_dir(self._chat.container_key)
-
-    def _readable(self, location: PathLocation) -> Path:
-        area = self._area(location)
-        if location is PathLocation.UPLOADS:
-            return area
-        from nekro.sandbox.images import is_unmounted
-
-        if is_unmounted(area):
-            raise ServiceError(
-                f"{layout.SANDBOX_SHARED} of this chat is an image that is not mounted on this host; run "
-                "this where its rounds run, after its next round"
-            )
-        return area
+def no_shared_space(name: str, size: int, *, used: int, most: int) -> UsageError:
+    """Return the error for a file that does not fit into the shared area."""
+    return UsageError(
+        f"{name!r} ({size} bytes) does not fit into {layout.SANDBOX_SHARED}: it holds {used} of {most} bytes "
+        "(NEKRO_SANDBOX__SHARED_BYTES)"
+    )
 
 
 @contextlib.contextmanager
-def _explained(path: str) -> Iterator[None]:
+def explained(path: str) -> Iterator[None]:
+    """Translate what the file system and the areas refuse.
+
+    Raises:
+        UsageError: the path or the file is not acceptable.
+        NotFoundError: there is no such file.
+    """
     try:
         yield
     except (InvalidValueError, UploadQuotaError) as exc:

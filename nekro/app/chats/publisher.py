@@ -96,18 +96,21 @@ class EventPublisher:
         send = partial(send_job, self._app, job_id, chat_key)
         await self._publish("job.queued", send, self._server_of(chat_key))
 
-    async def jobs_overdue(self, jobs: Sequence[Job], *, queued: int) -> int:
+    async def jobs_overdue(self, jobs: Sequence[Job], *, queued: int, owned: Collection[str] = ()) -> int:
         """Publish queued jobs again, unless no message is missing: then the workers are only behind.
 
         Returns the number of messages sent.
 
         Args:
             queued: number of all queued jobs; each has a message.
+            owned: queues of owners of plugins, which have some of the messages.
         """
+        lanes = [(one, Lane.LONG.value) for one in self._app.servers]
+        lanes += [(self._app, queue) for queue in owned]
         counts = await asyncio.gather(
             *(
-                self._publish("jobs.waiting", partial(count_of_lane, one, Lane.LONG), one.server)
-                for one in self._app.servers
+                self._publish("jobs.waiting", partial(count_of_lane, one, lane), one.server)
+                for one, lane in lanes
             )
         )
         if sum(count or 0 for count in counts) >= queued:

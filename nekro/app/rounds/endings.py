@@ -55,7 +55,7 @@ class RoundEndings:
         """Create it.
 
         Args:
-            max_attempts: how often a round is started whose worker dies before the LLM answers.
+            max_attempts: how often a round is started whose worker dies.
             keeps_variables: whether open turns may have variables of their programs.
             settle_interrupted: counts what a round used whose worker died after the answer.
         """
@@ -66,22 +66,29 @@ class RoundEndings:
         self._keeps_variables = keeps_variables
         self._settle_interrupted = settle_interrupted
 
-    async def cancel(self, chat_key: str, *, reason: str, turn_id: str | None = None) -> list[Round]:
+    async def cancel(
+        self, chat_key: str, *, reason: str, turn_id: str | None = None
+    ) -> tuple[list[Round], list[str]]:
         """Cancel waiting rounds and request the running one to stop; see ``RoundRepository.cancel``.
 
-        Calls that wait for approval are withdrawn.
+        Calls that wait for approval, or in which programs wait, are withdrawn; they are the second value.
 
         Raises:
             NotFoundError: there is no such chat.
         """
         async with self._database.begin() as transaction:
             found = await transaction.rounds.cancel(chat_key, reason=reason, turn_id=turn_id)
-            await cancel_pending(transaction, self._publisher, chat_key, reason=reason, turn_id=turn_id)
+            waits = await cancel_pending(
+                transaction, self._publisher, chat_key, reason=reason, turn_id=turn_id
+            )
             ended = [item for item in found if item.state is RoundState.CANCELLED]
             for item in ended:
+                if item.resumes:  # its program was to be run again
+                    record(transaction, self._publisher, chat_key, round_ended(item))
+                    await self.cancel_calls(transaction, item)
                 await self.split(transaction, item)
             await self.end_turns(transaction, *ended)
-        return found
+        return found, waits
 
     async def settle_orphans(self, chat_key: str, *, fence: int) -> None:
         """End rounds of a dead worker without starting any.
@@ -171,7 +178,7 @@ class RoundEndings:
         await self.end_turns(transaction, orphan, fault=fault)
 
     async def _end_interrupted(self, transaction: Transaction, orphan: Round, fence: int) -> None:
-        """End a round whose worker died after the answer: its code may have run and is not run again.
+        """End a round whose worker died after the answer and that is not run again; its code may have run.
 
         If an AGENT result has requested a follow-up round, nothing else is needed. Otherwise a
         follow-up round asks the model to check the state.

@@ -13,6 +13,7 @@ from loguru import logger
 
 from broker_config.settings import AgentSettings
 from nekro.app.calls.fleet_calls import MessageHooks
+from nekro.app.calls.waits import answer_question
 from nekro.app.chats.writer import append_message, context_of, ensure_chat, request_round
 from nekro.app.rounds.stop import RoundStopper, StoppedRounds
 from nekro.wire.invocation import new_id
@@ -31,6 +32,7 @@ from nekro_agent.shared_clock import shared_now, shared_time
 from storage.engine import Database
 from storage.repositories.chats import is_stated
 from storage.repositories.messages import Message, NewMessage
+from storage.repositories.parked_programs import Wait
 from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind, account_of_key
 from storage.transaction import Transaction
@@ -40,7 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AlsoWrite", "MessageIntake", "Receipt"]
 
-#: Writes further rows in the transaction that has recorded a message; not called if it was known already.
+#: Writes further rows in the transaction that has recorded a message and its round; not called if the message
+#: was known already.
 AlsoWrite: TypeAlias = Callable[[Transaction, Message], Awaitable[None]]
 
 
@@ -50,7 +53,7 @@ class Receipt:
 
     #: As recorded.
     message: Message
-    #: The turn that it started; None if it started none.
+    #: The turn that it started, or in which the program goes on whose question it answers; None: none.
     turn_id: str | None
     #: Whether an earlier request has recorded it.
     is_repetition: bool = False
@@ -162,8 +165,11 @@ class MessageIntake:
             answer = await self._read(message, issuer)
             if answer is not None:
                 return await self._record(message, new, answer=answer, also=also)
+        may_answer = issuer is not None
         if not await self._hooks.has_message_hooks():
-            return await self._record(message, new, wakes=message.is_tome, key_id=key_id, also=also)
+            return await self._record(
+                message, new, wakes=message.is_tome, may_answer=may_answer, key_id=key_id, also=also
+            )
         chat = await self._known(message)
         shown = _for_hooks(message, chat, new.id)
         before = shown.changeable()
@@ -173,7 +179,10 @@ class MessageIntake:
         if changes := shown.changes_since(before):
             message, new = _as_left(message, new, changes)
         wakes = signal is MsgSignal.FORCE_TRIGGER or (signal is MsgSignal.CONTINUE and bool(message.is_tome))
-        return await self._record(message, new, wakes=wakes, key_id=key_id, is_known=True, also=also)
+        may_answer = may_answer and signal is not MsgSignal.BLOCK_TRIGGER
+        return await self._record(
+            message, new, wakes=wakes, may_answer=may_answer, key_id=key_id, is_known=True, also=also
+        )
 
     async def reset(self, chat: ChatInfo) -> StoppedRounds:
         """Start a new conversation; returns the rounds that were stopped for it.
@@ -224,6 +233,7 @@ class MessageIntake:
         *,
         answer: str | None = None,
         wakes: bool = False,
+        may_answer: bool = False,
         key_id: str | None = None,
         is_known: bool = False,
         also: AlsoWrite | None = None,
@@ -232,6 +242,8 @@ class MessageIntake:
 
         Args:
             answer: to a line that was carried out; neither wakes the agent.
+            may_answer: whether it answers a question of a program that waits for this person; then it begins
+                no turn.
             is_known: the chat and the person are recorded, and hooks may have changed them.
         """
         account_id = current_account() if key_id is None else account_of_key(key_id)
@@ -242,14 +254,18 @@ class MessageIntake:
                 user = await _user(transaction, chat, message)
             else:
                 chat, user = await _seen(transaction, message)
-            starts = wakes and chat.starts_turns and (user is None or user.may_trigger(shared_time()))
-            if starts:
+            may_trigger = chat.starts_turns and (user is None or user.may_trigger(shared_time()))
+            question = None
+            if may_answer and may_trigger:
+                question = await _question_for(transaction, new, is_to_agent=wakes)
+            if wakes and may_trigger and question is None:
                 new = dataclasses.replace(new, turn_id=new_id())
             row = await append_message(transaction, self._publisher, new, account_id=account_id)
             if row.id != new.id:  # a copy that another process accepted meanwhile
                 return Receipt(message=row, turn_id=row.turn_id, is_repetition=True)
-            if also is not None:
-                await also(transaction, row)
+            if question is not None:
+                turn_id = await answer_question(transaction, self._publisher, question, row)
+                row = dataclasses.replace(row, turn_id=turn_id)
             if answer is not None:
                 reply = NewMessage(
                     chat_key=new.chat_key,
@@ -269,7 +285,20 @@ class MessageIntake:
                     delay_seconds=self._debounce_seconds,
                 )
                 await request_round(transaction, self._publisher, request, chat=chat)
+            if also is not None:
+                await also(transaction, row)
         return Receipt(message=row, turn_id=row.turn_id)
+
+
+async def _question_for(transaction: Transaction, message: NewMessage, *, is_to_agent: bool) -> Wait | None:
+    """Return the question of a program that a message answers, None if it answers none.
+
+    A question to everyone is answered by a message to the agent; a command is no answer.
+    """
+    if message.text.lstrip().startswith("/"):
+        return None
+    question = await transaction.parked_programs.question_for(message.chat_key, message.sender_id)
+    return question if question is not None and (question.subject or is_to_agent) else None
 
 
 def _stated(message: IncomingMessage) -> dict[str, str | None]:

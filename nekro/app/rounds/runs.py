@@ -14,7 +14,8 @@ from broker_config.settings import Settings
 from broker_config.topology import RUN_TASK
 from nekro.app.budgets import day_of
 from nekro.app.calls.dispatch import CallScope, Dispatcher
-from nekro.app.catalogue import CatalogueReader
+from nekro.app.calls.run_calls import Program, RunCalls
+from nekro.app.catalogue import WAIT_TASKS, CatalogueReader
 from nekro.app.chats.writer import context_of
 from nekro.app.spending import Spending
 from nekro.base.tasks import complete
@@ -33,7 +34,7 @@ from storage.repositories.calls import Call
 from storage.states import CallState
 
 if TYPE_CHECKING:
-    from nekro.app.calls.dispatch import CallRecord
+    from nekro.app.calls.run_calls import CallRecord
     from nekro.sandbox.manager import SandboxManager
     from nekro.sandbox.models import RunResult
 
@@ -49,12 +50,14 @@ __all__ = [
 def call_json(record: CallRecord) -> dict[str, Any]:
     """Describe a call as its caller saw it; times are ISO 8601 in UTC, None if unknown.
 
-    ``awaits_approval`` says whether it waits for approval: when its caller ended; in ``listed_calls``: now.
-    ``approval_id`` is its request for approval.
+    ``awaits_approval`` says whether it waits for approval, and ``is_waiting`` whether its program waits in it
+    for something else: when its caller ended; in ``listed_calls``: now. ``approval_id`` is its request for
+    approval.
     """
     return {
         "id": record.call_id,
         "method": record.method,
+        "called_as": record.called_as,
         "type": record.type.value,
         "lane": record.lane,
         "worker": record.worker,
@@ -66,6 +69,8 @@ def call_json(record: CallRecord) -> dict[str, Any]:
         "follow_up": record.round_id,
         "awaits_approval": record.approval_id is not None,
         "approval_id": record.approval_id,
+        "is_waiting": record.is_waiting,
+        "read": record.read,
     }
 
 
@@ -93,7 +98,12 @@ def _completed(call: dict[str, Any], row: Call | None) -> dict[str, Any]:
         return {"awaits_approval": False, **call}
     times = {"started_at": _text(row.started_at), "finished_at": _text(row.finished_at)}
     missing = {name: value for name, value in {"worker": row.worker, **times}.items() if not call[name]}
-    return call | missing | {"awaits_approval": row.state is CallState.AWAITING}
+    return call | missing | _waiting(row)
+
+
+def _waiting(row: Call) -> dict[str, bool]:
+    is_awaiting, is_wait = row.state is CallState.AWAITING, row.method in WAIT_TASKS
+    return {"awaits_approval": is_awaiting and not is_wait, "is_waiting": is_awaiting and is_wait}
 
 
 def _recorded(row: Call) -> dict[str, Any]:
@@ -112,7 +122,7 @@ def _recorded(row: Call) -> dict[str, Any]:
         "duration_ms": lasted,
         "error": _error(row),
         "follow_up": None,
-        "awaits_approval": row.state is CallState.AWAITING,
+        **_waiting(row),
     }
 
 
@@ -211,7 +221,7 @@ class CodeRuns:
         run_id = run_id or new_id()
         scope = CallScope(chat=chat, user_id=user_id, wakes_agent=wakes_agent, account_id=run_id)
         await self._dispatcher.refresh()
-        calls = self._dispatcher.for_run(scope, entries)
+        calls = RunCalls(self._dispatcher, scope, entries, program=Program(run_id=run_id))
         request = RunRequest(
             run_id=run_id,
             chat_key=chat.chat_key,
@@ -219,8 +229,10 @@ class CodeRuns:
             code=code,
             methods=calls.stubs,
             dispatch=calls.dispatch,
+            call_id=calls.id_of,
             wall_seconds=wall_seconds,
             on_output=on_output,
+            seed=calls.seed,
         )
         result = await self._metered(manager, request, chat, user_id)
         return CodeReport(

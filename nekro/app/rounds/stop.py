@@ -32,6 +32,8 @@ class StoppedRounds:
     stopped: tuple[Round, ...]
     #: Rounds that ran and whose workers have not confirmed their end.
     still_running: tuple[Round, ...]
+    #: Calls that waited for approval, or in which programs waited; they are withdrawn.
+    waits: tuple[str, ...]
 
 
 class RoundStopper:
@@ -59,7 +61,7 @@ class RoundStopper:
         Raises:
             NotFoundError: there is no such chat.
         """
-        found = await self._endings.cancel(chat_key, reason=reason, turn_id=turn_id)
+        found, waits = await self._endings.cancel(chat_key, reason=reason, turn_id=turn_id)
         running = [item for item in found if item.state is RoundState.RUNNING]
         deadline = time.monotonic() + wait_seconds
         while running and time.monotonic() < deadline:
@@ -72,6 +74,7 @@ class RoundStopper:
             cancelled=tuple(item for item in found if item.state is RoundState.CANCELLED),
             stopped=tuple(item for item in running if item.state in FINAL_ROUND_STATES),
             still_running=tuple(item for item in running if item.state not in FINAL_ROUND_STATES),
+            waits=tuple(waits),
         )
 
     async def _settle(self, chat_key: str) -> None:

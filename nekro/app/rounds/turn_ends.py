@@ -1,8 +1,8 @@
 """The ends of turns, and of rounds whose worker died.
 
 The end of a turn is recorded once, in the transaction that leaves the turn without a round to run. If the
-last round ended with a call that a person has to approve, the turn ends as ``waiting`` and names the
-requests. The decision does not end it a second time: it starts another turn.
+last round ended with a call that a person has to approve, or in which its program waits, the turn ends as
+``waiting`` and names what it waits for. That does not end it a second time: it starts another turn.
 
 A turn is open while one of its rounds is, or is merged into a round that is. The writers of rounds hold the
 chat's lock, so of several rounds of a turn exactly one finds itself to be the last. A turn runs in several
@@ -11,11 +11,14 @@ records its span, under the id that its rounds have named as their parent."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from nekro.app.approvals.shown import call_line, cut_line
+from nekro.app.calls.waits import wait_json
+from nekro.app.catalogue import WAIT_TASKS
 from nekro.app.chats.writer import trace_of
 from nekro.base.metrics import metrics
 from nekro.broker.tracing import TurnTrace, end_turn, genai
@@ -31,6 +34,8 @@ from storage.transaction import Transaction
 
 __all__ = [
     "TurnFault",
+    "copied_fates",
+    "fates_of",
     "interruption_of",
     "record_turn_spans",
     "turn_ends",
@@ -38,8 +43,11 @@ __all__ = [
 ]
 
 
-#: State of a turn that ends while a person has to decide; ``nekro_client.models.TurnState.WAITING``.
+#: State of a turn that ends while its program waits, or a person has to decide;
+#: ``nekro_client.models.TurnState.WAITING``.
 TURN_WAITING: Final = "waiting"
+#: Recorded calls of an interrupted program that the model reads.
+_MOST_FATES: Final = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,17 +102,20 @@ async def turn_ends(
     return ends
 
 
-async def _pending(transaction: Transaction, last: Round) -> list[str]:
-    """Return the requests for approval that a turn waits for after its last round."""
-    if last.state is not RoundState.DONE or last.stop_type != StopType.APPROVAL:
-        return []
-    return await transaction.approvals.pending_of_turn(last.chat_key, last.turn_id)
+async def _pending(transaction: Transaction, last: Round) -> dict[str, Any]:
+    """Return what a turn waits for after its last round: ids of requests for approval, and other waits."""
+    if last.state is not RoundState.DONE or last.stop_type not in (StopType.APPROVAL, StopType.WAITING):
+        return {}
+    approvals = await transaction.approvals.pending_of_turn(last.chat_key, last.turn_id)
+    waits = await transaction.parked_programs.open_of_chat(last.chat_key, turn_id=last.turn_id)
+    found = {"waits_for": approvals, "waits": list(map(wait_json, waits))}
+    return {name: value for name, value in found.items() if value}
 
 
-def _event(turn_id: str, last: Round, fault: TurnFault | None, pending: list[str]) -> NewEvent:
+def _event(turn_id: str, last: Round, fault: TurnFault | None, pending: dict[str, Any]) -> NewEvent:
     data: dict[str, Any] = {"state": last.state.value}
     if pending:
-        data = {"state": TURN_WAITING, "waits_for": pending}
+        data = {"state": TURN_WAITING, **pending}
     if fault is not None and last.state is not RoundState.CANCELLED:
         data = {
             "state": RoundState.FAILED.value,
@@ -182,6 +193,8 @@ def _sum(numbers: Iterable[int | None]) -> int:
 async def woken_by(transaction: Transaction, rows: Sequence[Call]) -> StopType | None:
     """Return the stop type of a call whose result has requested the next round or will do so, else None."""
     for row in rows:
+        if row.method in WAIT_TASKS and row.state is CallState.AWAITING:
+            return StopType.WAITING
         if row.state is CallState.AWAITING or await transaction.approvals.of_call(row.id) is not None:
             return StopType.APPROVAL
         is_result = row.state is CallState.DONE and row.type in STOPS
@@ -192,18 +205,38 @@ async def woken_by(transaction: Transaction, rows: Sequence[Call]) -> StopType |
 
 def interruption_of(rows: Sequence[Call]) -> str:
     """Return the text for the model: its program was interrupted, and the states of its recorded calls."""
-    fates = "".join(f" `{row.method.rpartition('.')[2]}`: {_fate(row.state)}." for row in rows)
     return (
         "The host that ran the program went down, perhaps in the middle of it; what it printed is lost. "
-        f"What it did before may stand.{fates} Look at the chat before you repeat anything."
+        f"What it did before may stand.{fates_of(rows)} Look at the chat before you repeat anything."
     )
 
 
-def _fate(state: CallState) -> str:
-    if state is CallState.DONE:
-        return "done"
-    if state is CallState.AWAITING:
-        return "waits for approval"
-    if state in (CallState.QUEUED, CallState.RUNNING):
+def fates_of(rows: Sequence[Call]) -> str:
+    """Return a sentence for each recorded call of a program, with its end; each begins with a space."""
+    earlier = len(rows) - _MOST_FATES
+    omitted = f" Of {len(rows)} calls, the last {_MOST_FATES}:" if earlier > 0 else ""
+    return omitted + "".join(f" `{_called(row)}`: {_fate(row)}." for row in rows[-_MOST_FATES:])
+
+
+def copied_fates(methods: Mapping[str, str]) -> str:
+    """Return the same for calls that a program of another chat has made; methods by call id."""
+    names = [method.rpartition(".")[2] for method in methods.values()]
+    return "".join(f" `{name}`: done before, in another chat." for name in names[-_MOST_FATES:])
+
+
+def _called(row: Call) -> str:
+    name, message = row.method.rpartition(".")[2], row.invocation
+    return name if message is None else call_line(name, message["invocation"].get("args", ""))
+
+
+def _fate(row: Call) -> str:
+    if row.state is CallState.DONE:
+        text = (row.outcome or {}).get("text")
+        return "done" if text is None else f"done: {cut_line(text)}"
+    if row.state is CallState.AWAITING:
+        return "waits" if row.method in WAIT_TASKS else "waits for approval"
+    if row.state in (CallState.QUEUED, CallState.RUNNING):
         return "still running"
-    return "outcome unknown" if state is CallState.UNKNOWN else "failed"
+    if row.state is CallState.UNKNOWN:
+        return "outcome unknown"
+    return f"failed: {cut_line(row.error_message)}" if row.error_message else "failed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,9 +30,9 @@ examples:
 
 Waiting rounds are cancelled. The running round is stopped: its sandbox is killed and its calls are revoked,
 which cancels their coroutines on the workers; the command returns once that is recorded. Effects of the
-round up to that moment remain. Calls that wait for approval are withdrawn. `--json` prints {cancelled,
-stopped, still_running}, each a list of rounds {id, number, state, worker}, with `error` added when a round
-still runs.
+round up to that moment remain. Calls that wait for approval, or in which programs wait, are withdrawn.
+`--json` prints {cancelled, stopped, still_running, waits}: lists of rounds {id, number, state, worker}, and
+the ids of the withdrawn calls; with `error` added when a round still runs.
 """
 
 
@@ -66,7 +66,7 @@ async def _cancel(args: Args, deps: Deps) -> Reset:
         return await api.chat(args.chat_key).cancel(wait=args.seconds)
 
 
-def show(described: Mapping[str, Sequence[Mapping[str, Any]]], args: Args, deps: Deps) -> None:
+def show(described: Mapping[str, Any], args: Args, deps: Deps) -> None:
     """Print the rounds that were cancelled, were stopped, or still run.
 
     Raises:
@@ -85,9 +85,11 @@ def show(described: Mapping[str, Sequence[Mapping[str, Any]]], args: Args, deps:
         deps.output.json(described)
 
 
-def _show_cancelled(described: Mapping[str, Sequence[Mapping[str, Any]]], args: Args, deps: Deps) -> None:
-    stopped, cancelled = described["stopped"], described["cancelled"]
+def _show_cancelled(described: Mapping[str, Any], args: Args, deps: Deps) -> None:
+    stopped, cancelled, waits = described["stopped"], described["cancelled"], described["waits"]
     if stopped or cancelled:
         deps.output.words(f"stopped {len(stopped)} running, cancelled {len(cancelled)} waiting")
-    elif not described["still_running"]:
+    if waits:
+        deps.output.words(f"withdrew {len(waits)} calls that waited; their programs do not go on")
+    if not (stopped or cancelled or waits or described["still_running"]):
         deps.output.words(f"no round waits or runs in chat {args.chat_key}")

@@ -198,4 +198,5 @@ async def _queues(api: AsyncClient) -> str:
         raise _CheckFailedError(f"brokers that do not answer: {', '.join(down)}; their chats wait")
     if queues.dead_letters:
         raise _CheckFailedError(f"{queues.dead_letters} dead letters; `nekro dead` lists them")
-    return f"{sum(queue.waiting for queue in queues.queues)} messages wait"
+    messages = sum(queue.waiting for queue in queues.queues)
+    return f"{messages} messages wait, and {queues.programs.waiting} programs without a process"

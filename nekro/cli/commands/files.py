@@ -1,4 +1,4 @@
-"""`nekro files`: list, get and put the files of a chat."""
+"""`nekro files`: list, get and put the files of a chat; check the store of files, and move files there."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ examples:
   nekro files get group_1 /app/shared/notes.txt -
   nekro files put group_1 report.pdf
   nekro files put group_1 data.csv /app/shared/input/data.csv
+  nekro files fsck
+  nekro files fsck --read --repair
+  nekro files import
 
 Code in a chat's sandbox sees two areas: /app/uploads (files of messages, read-only there) and /app/shared
 (its own files, and its working directory). Paths are those that the code uses: chart.png and
@@ -33,20 +36,25 @@ shared/chart.png are /app/shared/chart.png, uploads/a.csv is /app/uploads/a.csv.
 (default: the file's name, here; - is stdout) and overwrites nothing; `put` replaces a file of its name
 (default: in /app/uploads), within the limits of the area; over NEKRO_URL the key needs the scope `admin` for
 another area, and to replace a file. Links are refused. Without NEKRO_URL the files are those of the data
-directory: with workers on other hosts, NEKRO_DATA_DIR names the one that they share.
+directory: with workers on other hosts, NEKRO_DATA_DIR names the one that they share, unless NEKRO_FILES__URL
+names a store.
+`fsck` compares the store with what the files need, and lists damaged contents with their files (exit code 1).
+`import` copies the uploads, the shared files and the plugins' directories of the data directory into the
+store: of plugins, what `nekro plugins` lists as synced or pinned. It can be repeated, and deletes nothing.
 `--json` prints a list of {path, size_bytes, modified_at}, after `get` {path, size_bytes, file}, after `put`
 {path, size_bytes}.
 """
 
-_ACTIONS: Final = ("list", "get", "put")
+_OF_CHATS: Final = ("list", "get", "put")
+_ACTIONS: Final = (*_OF_CHATS, "fsck", "import")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     """Arguments of `nekro files`."""
 
-    action: str = arg(choices=_ACTIONS, metavar="ACTION", help="list, get or put")
-    chat_key: str = arg(metavar="K", type=chat_key, help="chat")
+    action: str = arg(choices=_ACTIONS, metavar="ACTION", help="list, get, put, fsck or import")
+    chat_key: str | None = arg(nargs="?", metavar="K", type=chat_key, help="chat; list, get and put need one")
     source: str | None = arg(
         nargs="?",
         metavar="SOURCE",
@@ -55,14 +63,26 @@ class Args:
     target: str | None = arg(
         nargs="?", metavar="TARGET", help="get: file of this host, or -; put: path in the sandbox"
     )
+    read: bool = arg("--read", action="store_true", help="fsck: compare the bytes too, not only sizes")
+    repair: bool = arg(
+        "--repair",
+        action="store_true",
+        help="fsck: delete altered objects, so that the next host that has such a content stores it again",
+    )
     json: bool = json_flag()
 
 
 def run(args: Args, deps: Deps) -> int:
     """Run the action."""
     _check(args)
-    run_async(_run(args, deps))
-    return 0
+    if args.action in _OF_CHATS:
+        run_async(_run(args, deps))
+        return 0
+    from nekro.cli.views.file_store import check_store, import_files
+
+    if args.action == "fsck":
+        return run_async(check_store(deps, reads=args.read, repairs=args.repair, as_json=args.json))
+    return run_async(import_files(deps, as_json=args.json))
 
 
 def _check(args: Args) -> None:
@@ -71,6 +91,14 @@ def _check(args: Args) -> None:
     Raises:
         UsageError: they do not.
     """
+    if args.action != "fsck" and (args.read or args.repair):
+        raise UsageError("--read and --repair are options of `nekro files fsck`")
+    if args.action not in _OF_CHATS:
+        if args.chat_key is not None:
+            raise UsageError(f"write `nekro files {args.action}` without a chat")
+        return
+    if args.chat_key is None:
+        raise UsageError(f"name the chat: `nekro files {args.action} K`")
     if args.action == "list" and args.target is not None:
         raise UsageError("write `nekro files list K [PATH]`")
     if args.action != "list" and args.source is None:
@@ -82,7 +110,7 @@ def _check(args: Args) -> None:
 async def _run(args: Args, deps: Deps) -> None:
     async with open_api(deps) as api:
         actions = {"list": _list, "get": _get, "put": _put}
-        await actions[args.action](api.chat(args.chat_key).files, args, deps)
+        await actions[args.action](api.chat(str(args.chat_key)).files, args, deps)
 
 
 async def _list(files: AsyncFiles, args: Args, deps: Deps) -> None:

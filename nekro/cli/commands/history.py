@@ -15,7 +15,7 @@ from nekro.cli.views.round_text import describe_round, round_lines
 from nekro_agent.tools.visible_text import visible_lines
 
 if TYPE_CHECKING:
-    from nekro_client.models import Message, Summary
+    from nekro_client.models import Message, Summary, TurnSummary
 
 __all__ = [
     "EPILOG",
@@ -35,9 +35,10 @@ examples:
   nekro history cli --summary
 
 `--json` prints a list of messages {id, at, kind, sender, text, data, call_id, plugin}; with --trace an
-object {messages, rounds}, each round with its trigger, prompt size, model, tokens, cost, code, calls
+object {messages, rounds, waits}, each round with its trigger, prompt size, model, tokens, cost, code, calls
 {id, method, type, lane, worker, requested_at, started_at, finished_at, duration_ms, error, follow_up},
-output and stop type. Messages from before a reset are shown with --all only.
+output and stop type, and each turn that waits: {turn, approvals, waits}. Without --json, what turns wait for
+are the last lines. Messages from before a reset are shown with --all only.
 --summary prints what prompts show in the place of older messages; with --json all kept versions, the newest
 first: {chat_key, version, up_to, oldest_at, newest_at, text, group, model, prompt_tokens, answer_tokens,
 tokens_estimated, cost, created_at}. `nekro models summarise` writes it again.
@@ -73,6 +74,8 @@ def run(args: Args, deps: Deps) -> int:
 
 
 async def _run(args: Args, deps: Deps) -> None:
+    from nekro_client.models import TurnState
+
     async with open_api(deps, asks_up=True) as api:
         chat = api.chat(args.chat_key)
         if args.summary:
@@ -80,8 +83,10 @@ async def _run(args: Args, deps: Deps) -> None:
             return
         messages = await all_of(partial(chat.messages, with_past=args.all), limit=args.limit)
         rounds = await all_of(chat.rounds, limit=args.limit) if args.trace else []
+        turns = await all_of(partial(chat.turns, state=TurnState.WAITING), limit=args.limit)
     described = [describe_message(message) for message in reversed(messages)]
-    show(described, [describe_round(entry) for entry in reversed(rounds)], args, deps)
+    waits = [turn for turn in reversed(turns) if turn.waits or turn.waits_for]
+    show(described, [describe_round(entry) for entry in reversed(rounds)], waits, args, deps)
 
 
 def show_summaries(versions: Sequence[Summary], args: Args, deps: Deps) -> None:
@@ -103,11 +108,20 @@ def show_summaries(versions: Sequence[Summary], args: Args, deps: Deps) -> None:
 
 
 def show(
-    messages: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str, Any]], args: Args, deps: Deps
+    messages: Sequence[Mapping[str, Any]],
+    rounds: Sequence[Mapping[str, Any]],
+    waits: Sequence[TurnSummary],
+    args: Args,
+    deps: Deps,
 ) -> None:
-    """Print messages and rounds as ``describe_message`` and ``describe_round`` return them."""
+    """Print what ``describe_message`` and ``describe_round`` return, and turns that wait."""
     if args.json:
-        deps.output.json({"messages": messages, "rounds": rounds} if args.trace else messages)
+        waiting = [
+            {"turn": turn.id, "approvals": turn.waits_for, "waits": [one.model_dump() for one in turn.waits]}
+            for turn in waits
+        ]
+        whole = {"messages": messages, "rounds": rounds, "waits": waiting}
+        deps.output.json(whole if args.trace else messages)
         return
     for message in messages:
         speaker = one_line(message["sender"] or message["kind"])
@@ -116,6 +130,14 @@ def show(
         deps.output.report("")
         for line in round_lines(entry):
             deps.output.report(line)
+    for turn in waits:
+        deps.output.report(f"turn {turn.id[:8]} waits {'; '.join(_waits_of(turn))}")
+
+
+def _waits_of(turn: TurnSummary) -> list[str]:
+    from nekro.cli.views.turn_text import wait_text
+
+    return [*(f"for approval {approval_id}" for approval_id in turn.waits_for), *map(wait_text, turn.waits)]
 
 
 def describe_message(message: Message) -> dict[str, Any]:

@@ -39,8 +39,8 @@ examples:
 plugin's on_disabled or on_enabled hooks run once. A plugin that NEKRO_PLUGINS__DISABLED names stays disabled.
 
 `new` writes weather.py and a test that passes, test_weather.py. `purge` deletes a plugin's stored values, its
-data directory and its configuration; it asks first, or needs --yes. Stop the workers before, as they may
-store data again; `purge` does not remove the plugin's code.
+data directory and its configuration, with files in a store those of all hosts; it asks first, or needs
+--yes. Stop the workers before, as they may store data again; `purge` does not remove the plugin's code.
 
 A plugin that declares allow_sleep or sleep_brief is shown in prompts by that brief until the agent or `wake`
 wakes it in the chat, for the next --turns turns or until `sleep`. `list --chat` shows these plugins.
@@ -49,7 +49,10 @@ wakes it in the chat, for the next --turns turns or until `sleep`. `list --chat`
 shows what the last ones served, or, if no broker is set, imports the plugins of this host as `--load` does.
 It ends with exit code 5 when a plugin failed to load; the other plugins still work.
 Names of methods and commands that two plugins have are reported here only.
-`--json` prints a list of {key, status, path, version, error, placeholders}; status is ok, degraded (it uses
+Where hosts share no disk (NEKRO_FILES__URL), it also shows what becomes of each plugin's data directory, and
+why: unused, synced, pinned or local. NEKRO_FILES__PLUGIN_DIRS replaces a choice.
+`--json` prints a list of {key, status, path, version, error, placeholders, files, files_reason}; files and
+files_reason are null where hosts share a disk; status is ok, degraded (it uses
 names that do not exist here, needs a setting that is unset, or does without a package: `placeholders`),
 starting (its import or init takes long), failed or disabled. With --chat it prints a list of
 {key, name, is_awake, turns_left, brief}; turns_left is null without a limit.
@@ -135,11 +138,13 @@ async def _run(args: Args, deps: Deps) -> int:
 async def _list(api: AsyncClient, args: Args, deps: Deps) -> int:
     plugins = await api.plugins()
     if args.json:
-        names = {"key", "status", "path", "version", "error", "placeholders"}
+        names = {"key", "status", "path", "version", "error", "placeholders", "files", "files_reason"}
         deps.output.json([plugin.model_dump(include=names) for plugin in plugins])
     else:
         rows = [(p.key, p.status, p.version, p.error or ", ".join(p.placeholders), p.path) for p in plugins]
         deps.output.table(("KEY", "STATUS", "VERSION", "WHAT IS WRONG", "PATH"), rows)
+        if kept := [(p.key, p.files, p.files_reason) for p in plugins if p.files]:
+            deps.output.table(("KEY", "FILES", "WHY"), kept)
     await say_what_is_listed(api, deps.output, names=True)
     return ExitCode.PLUGIN if any(plugin.status == "failed" for plugin in plugins) else ExitCode.OK
 

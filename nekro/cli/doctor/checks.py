@@ -12,6 +12,7 @@ from broker_config.embedded import resolve_settings
 from broker_config.settings import LLMSettings, Settings
 from broker_config.urls import without_password
 from nekro.app.extensions import imported, loaded
+from nekro.cli.doctor.file_checks import files_check
 from nekro.cli.doctor.service_checks import (
     Check,
     CheckState,
@@ -46,6 +47,7 @@ async def run_checks(settings: Settings) -> list[Check]:
     checks = [Check(name="settings", verdict=CheckState.OK, detail=detail), _data_dir(settings)]
     checks += await asyncio.to_thread(broker_checks, settings)
     checks.append(await database_check(settings))
+    checks.append(await files_check(settings))
     checks += await clock_checks(settings)
     checks += await _sandbox(settings)
     checks.append(_sandbox_packages(settings))

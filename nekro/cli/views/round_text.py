@@ -43,7 +43,8 @@ def describe_call(call: Call) -> dict[str, Any]:
         | {
             "worker": call.worker or "",
             "error": call.error and _error_text(call.error),
-            "awaits_approval": call.state == "awaiting",
+            "awaits_approval": call.state == "awaiting" and call.approval_id is not None,
+            "is_waiting": call.state == "awaiting" and call.approval_id is None,
         }
     )
 
@@ -96,6 +97,8 @@ def round_lines(entry: Mapping[str, Any]) -> Iterator[str]:
     elif entry["answer"]:
         yield from _block("beside the code", text_beside_code(entry["answer"]))
     yield from _block("code", entry["code"])
+    if entry["not_resumable"]:
+        yield f"  not to be run again if its worker dies: {one_line(entry['not_resumable'])}"
     for call in entry["calls"]:
         yield f"  call {one_line(_call(call))}"
     yield from _block("output", entry["output"])

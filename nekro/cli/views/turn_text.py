@@ -10,13 +10,14 @@ from typing import Final, NamedTuple
 from nekro.agent.answers.extraction import text_beside_code
 from nekro.cli.output import one_line
 from nekro_agent.tools.visible_text import visible_lines
-from nekro_client.models import Call, Message, PromptMessage, Round, Turn
+from nekro_client.models import Call, Message, PromptMessage, Round, Turn, Wait
 
 __all__ = [
     "Line",
     "RunningOutput",
     "is_over",
     "turn_lines",
+    "wait_text",
 ]
 
 
@@ -71,12 +72,25 @@ def turn_lines(turn: Turn, *, without_output: Collection[str] = ()) -> Iterator[
         yield Line("end", _end(turn))
 
 
+def wait_text(wait: Wait) -> str:
+    """Return what a program waits for as a phrase."""
+    until = "" if wait.until is None else f"until {wait.until:%Y-%m-%d %H:%M:%S} UTC"
+    if wait.kind == "time":
+        return until
+    if wait.kind == "job":
+        return f"for job {wait.job_id} {until}".rstrip()
+    who = f"of {one_line(wait.user_id, limit=_COLUMNS)}" if wait.user_id else "of a person"
+    asked = one_line(wait.question or "", limit=_COLUMNS)
+    return f"for the answer {who} to {asked!r} {until}".rstrip()
+
+
 def _end(turn: Turn) -> str:
     tokens = sum((one.prompt_tokens or 0) + (one.completion_tokens or 0) for one in turn.rounds)
     costs = [one.cost for one in turn.rounds if one.cost is not None]
     parts = [
         f"{turn.state.value} after {_lasted(turn.requested_at, turn.finished_at)}",
         f"for approval {', '.join(turn.waits_for)}" if turn.waits_for else "",
+        *(wait_text(wait) for wait in turn.waits),
         f"{len(turn.rounds)} rounds, {sum(len(one.calls) for one in turn.rounds)} calls, {tokens} tokens"
         f"{' (estimated)' if any(one.tokens_estimated for one in turn.rounds) else ''}",
         f"cost {sum(costs):.6g}" if costs else "",
@@ -96,7 +110,8 @@ def _round(entry: Round, *, has_output: bool) -> Iterator[Line]:
     for one in entry.attempts:
         lost = ": its worker died or lost the chat" if one.outcome == "lost" else ""
         last = f", last event at {one.last_event_at:%H:%M:%S}" if lost and one.last_event_at else ""
-        text = f"attempt {one.number}  {one.started_at:%H:%M:%S} on {one.worker}"
+        again = ", which ran the program again" if one.is_resumed else ""
+        text = f"attempt {one.number}  {one.started_at:%H:%M:%S} on {one.worker}{again}"
         yield Line(f"{prefix} attempt {one.number}", f"    {one_line(text)}")
         if lost:
             yield Line(f"{prefix} lost {one.number}", f"    attempt {one.number}  lost{lost}{last}")

@@ -28,7 +28,7 @@ from nekro.extensions.sse_adapter.models import MediaSegment
 from nekro.gateway.outgoing import OutgoingHttp, RequestFailedError
 from nekro.operations.actor import RefusedError
 from nekro_agent.durations import REFRESH_SECONDS
-from nekro_agent.errors import InvalidValueError, NekroError, StorageError
+from nekro_agent.errors import NekroError, StorageError
 from nekro_agent.layout import channel_of
 from nekro_agent.ports import ChatInfo
 from storage.adapters import MESSAGE_EVENT, AdapterSend
@@ -167,13 +167,8 @@ class SseFiles:
         return SentFile(name=file.name, media_type=file.media_type, content=content, is_image=is_image), None
 
     def _read(self, files: ChatFiles, path: str) -> bytes:
-        with files.open(path) as file:
-            content = file.read(self._most_bytes + 1)
-        if len(content) > self._most_bytes:
-            raise InvalidValueError(
-                f"{path} has more than {self._most_bytes} bytes, two thirds of the limit of messages"
-            )
-        return content
+        with files.open(path, most_bytes=self._most_bytes) as opened:  # two thirds of the limit of messages
+            return opened.file.read(self._most_bytes)
 
     async def store(self, segment: MediaSegment, chat_key: str) -> dict[str, Any]:
         """Store the file of a person's message in the uploads of the chat; returns its segment.

@@ -86,7 +86,7 @@ async def get_turn(
 ) -> Turn:
     """Return a turn: rounds with requests, code, output and calls; messages; jobs."""
     turn = await turns.get_turn(actor, turn_id, with_values=values, with_prompts=prompts)
-    if turn.waits_for and request.headers.get("user-agent") == _FORMER_CLIENT:
+    if (turn.waits_for or turn.waits) and request.headers.get("user-agent") == _FORMER_CLIENT:
         return turn.model_copy(update={"state": TurnState.DONE})
     return turn
 

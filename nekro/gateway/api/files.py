@@ -138,16 +138,16 @@ async def serve_file(services: Services, chat_key: str, ref: FileRef, request: R
     """
     opened = ExitStack()
     try:
-        file, info, head = await files.open_file(services, chat_key, ref, opened)
+        file, head = await files.open_file(services, chat_key, ref, opened)
         name = ref.path.rpartition("/")[2]
         return file_response(
             request,
-            file,
+            file.file,
             opened,
             name=name,
             media_type=content_type(name, head),
-            size=info.st_size,
-            etag=etag_of(size_bytes=info.st_size, modified_ns=info.st_mtime_ns),
+            size=file.size_bytes,
+            etag=etag_of(size_bytes=file.size_bytes, modified_ns=file.modified_ns),
             headers=_PRIVATE,
         )
     except BaseException:

@@ -401,6 +401,7 @@ _MODELS: Final[Mapping[str, Any]] = {
         "queues": [{"lane": "methods", "waiting": 3, "held": 8, "oldest_seconds": 0.4}],
         "rounds": _WORK,
         "jobs": _WORK,
+        "programs": {"waiting": 2, "running": 0, "oldest_seconds": 3600.0},
         "dead_letters": 0,
         "brokers": [{"name": "redis://redis:6379/0", "is_up": True, "is_drained": False, "messages": 11}],
     },
@@ -410,7 +411,7 @@ _MODELS: Final[Mapping[str, Any]] = {
         "message": {**_QUESTION, "chat_key": "web-1-again"},
         "turn_id": TURN,
     },
-    "Reset": {"cancelled": [], "stopped": [_STOPPED], "still_running": []},
+    "Reset": {"cancelled": [], "stopped": [_STOPPED], "still_running": [], "waits": []},
     "RetryBody": {"timeout_seconds": 60},
     "Round": _DONE_ROUND,
     "Run": {

@@ -48,10 +48,12 @@ _KINDS: Final[Mapping[str, tuple[ChangeKind, ...]]] = {
     EventType.TURN_STARTED: (ChangeKind.TURNS,),
     EventType.TURN_ENDED: (ChangeKind.TURNS,),
     EventType.ROUND_STARTED: (ChangeKind.TURNS,),
+    EventType.PROGRAM_RESUMED: (ChangeKind.TURNS,),
     EventType.ROUND_ENDED: (ChangeKind.TURNS,),
     EventType.JOB_STARTED: (ChangeKind.JOBS,),
     EventType.JOB_PROGRESS: (ChangeKind.JOBS,),
     EventType.JOB_ENDED: (ChangeKind.JOBS,),
+    EventType.WAIT_ENDED: (ChangeKind.TURNS,),
     EventType.APPROVAL_REQUESTED: (ChangeKind.APPROVALS,),
     #: Also the turn that waited for it.
     EventType.APPROVAL_DECIDED: (ChangeKind.APPROVALS, ChangeKind.TURNS),

@@ -34,6 +34,7 @@ from nekro.sandbox.drivers.isolated import (
 from nekro.sandbox.drivers.process import ProcessSandbox, expect_hello, launch
 from nekro.sandbox.filter.seccomp import build_filter, filter_fd
 from nekro.sandbox.interpreter import (
+    OPTIONS,
     PROGRAM_INSIDE,
     Access,
     Interpreter,
@@ -52,6 +53,8 @@ class BwrapDriver:
     """Starts sandboxes with bubblewrap."""
 
     name = "bwrap"
+
+    hash_seed = 0
 
     def __init__(self, settings: SandboxSettings, *, search_path: str | None = None) -> None:
         """
@@ -137,6 +140,7 @@ class BwrapDriver:
                 fds=fds,
                 root_mode=self.root_mode,
                 zero_device=start.group is not None,
+                hash_seed=self.hash_seed,
             )
             launched = await start.run(
                 partial(launch, channel=theirs, ours=ours),
@@ -195,6 +199,7 @@ class BwrapDriver:
                 filter_program=self._filter,
                 zero_device=self._cgroups[0] is not None,
                 root_mode=self.root_mode,
+                hash_seed=self.hash_seed,
             )
         )
 
@@ -215,7 +220,7 @@ class BwrapDriver:
             "preload": list(spec.preload),
         }
         python = str(self.interpreter.executable_inside)
-        return [python, "-I", "-S", "-u", PROGRAM_INSIDE, encode_config(config)]
+        return [python, *OPTIONS, "-S", "-u", PROGRAM_INSIDE, encode_config(config)]
 
 
 def _open_directory(path: Path) -> int:

@@ -69,8 +69,12 @@ class BwrapFds:
     uploads: int | None
 
 
-def runner_environment(interpreter: Interpreter) -> dict[str, str]:
-    """Return the whole environment of sandboxed code; it contains no variable of the service."""
+def runner_environment(interpreter: Interpreter, *, hash_seed: int) -> dict[str, str]:
+    """Return the whole environment of sandboxed code; it contains no variable of the service.
+
+    Args:
+        hash_seed: as in ``SandboxDriver``.
+    """
     environment = {
         "HOME": "/tmp",  # noqa: S108 - a path inside
         "LANG": "C.UTF-8",
@@ -82,6 +86,7 @@ def runner_environment(interpreter: Interpreter) -> dict[str, str]:
         "OPENBLAS_NUM_THREADS": "1",
         "PATH": f"{interpreter.executable_inside.parent}:/usr/bin:/bin",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": str(hash_seed),
         "TMPDIR": "/tmp",  # noqa: S108 - a path inside
     }
     if interpreter.library_path_inside is not None:
@@ -97,6 +102,7 @@ def bwrap_arguments(
     fds: BwrapFds,
     root_mode: bool,
     zero_device: bool,
+    hash_seed: int = 0,
 ) -> list[str]:
     """Return the arguments, without the command that runs inside.
 
@@ -104,10 +110,11 @@ def bwrap_arguments(
         root_mode: no user namespace; the caller appends the command that changes the user.
         zero_device: whether ``/dev/zero`` exists; a shared mapping of it is memory that only a
             cgroup counts.
+        hash_seed: as in ``SandboxDriver``.
     """
     return [
         *_namespaces("sandbox", root_mode=root_mode, network=False),
-        *_environment(runner_environment(interpreter)),
+        *_environment(runner_environment(interpreter, hash_seed=hash_seed)),
         *_directories(("/opt", "/opt/sandbox", "/app", "/etc")),
         *_system(("ld.so.cache",)),
         *_proc_mounts(root_mode=root_mode),
@@ -137,6 +144,7 @@ def server_arguments(
     nothing_fd: int,
     root_mode: bool,
     zero_device: bool,
+    hash_seed: int,
 ) -> list[str]:
     """Return the arguments for the fork server: what all its runs have in common; see ``bwrap_arguments``.
 
@@ -150,7 +158,7 @@ def server_arguments(
         "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", *user,
         "--cap-drop", "ALL", *held, "--die-with-parent", "--new-session", "--as-pid-1",
         "--hostname", "sandbox",
-        *_environment(runner_environment(interpreter)),
+        *_environment(runner_environment(interpreter, hash_seed=hash_seed)),
         *_directories(("/opt", "/opt/sandbox", "/opt/sandbox/empty", "/app", "/app/shared", "/app/uploads")),
         *_directories(("/etc", "/opt/sandbox/areas")),
         *_system(("ld.so.cache",)),
@@ -340,6 +348,7 @@ def program_arguments(
     passwd_fd: int,
     root_mode: bool,
     zero_device: bool,
+    hash_seed: int = 0,
 ) -> list[str]:
     """Return the arguments, without the command that runs inside; see ``bwrap_arguments``.
 

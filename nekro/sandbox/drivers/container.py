@@ -28,7 +28,7 @@ from nekro.sandbox.driver import Enforcement, Enforcer, ExitStatus, IsolationChe
 from nekro.sandbox.drivers.bwrap_args import LAYERS_INSIDE
 from nekro.sandbox.drivers.process import expect_hello
 from nekro.sandbox.filter.seccomp import build_filter
-from nekro.sandbox.interpreter import PROGRAM_INSIDE, encode_config, guest_program
+from nekro.sandbox.interpreter import OPTIONS, PROGRAM_INSIDE, encode_config, guest_program
 from nekro.sandbox.leftovers import ServiceId, make_home, own_id, remove_home
 from nekro.sandbox.limits.enforcement import MAX_OPEN_FILES
 from nekro.sandbox.models import Limit
@@ -95,6 +95,8 @@ class ContainerDriver:
     """Starts sandboxes as containers."""
 
     name = "container"
+
+    hash_seed = 0
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
@@ -224,6 +226,7 @@ class ContainerDriver:
             "LANG": "C.UTF-8",
             "OPENBLAS_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONHASHSEED": str(self.hash_seed),
         }
         return [
             "run", "--name", name, "--label", f"{_LABEL}={own_id()}", "--pull", "never",
@@ -245,7 +248,7 @@ class ContainerDriver:
               for word in ("--volume", f"{path}:{at}:ro")),
             *(word for item in environment.items() for word in ("--env", "=".join(item))),
             "--workdir", "/app", "--entrypoint", "python3",
-            settings.container_image, "-I", "-u", PROGRAM_INSIDE, encode_config(config),
+            settings.container_image, *OPTIONS, "-u", PROGRAM_INSIDE, encode_config(config),
         ]  # fmt: skip
 
     async def _remove_abandoned(self) -> None:

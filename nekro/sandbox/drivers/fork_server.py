@@ -30,7 +30,7 @@ from nekro.sandbox.drivers.process import ProcessSandbox, expect_hello
 from nekro.sandbox.filter.calls import FORK_SERVER
 from nekro.sandbox.filter.seccomp import build_filter, waiting_filter
 from nekro.sandbox.guest.namespaces import clone_mount
-from nekro.sandbox.interpreter import PROGRAM_INSIDE, Interpreter, guest_program
+from nekro.sandbox.interpreter import OPTIONS, PROGRAM_INSIDE, Interpreter, guest_program
 from nekro.sandbox.limits.cgroups import Group
 from nekro.sandbox.streams import OutputPipe
 from nekro.sandbox.users import UserHold, hold_user, pool_range
@@ -103,7 +103,9 @@ class ForkServer:
         filter_program: bytes,
         zero_device: bool,
         root_mode: bool,
+        hash_seed: int,
     ) -> None:
+        self._hash_seed = hash_seed
         self._settings = settings
         self._packages = packages
         self._tools = tools
@@ -196,6 +198,7 @@ class ForkServer:
                     nothing_fd=nothing,
                     root_mode=self._root_mode,
                     zero_device=self._zero_device,
+                    hash_seed=self._hash_seed,
                 )
                 python = str(self._interpreter.executable_inside)
                 ours.send(json.dumps(self._config(kind, hold)).encode())
@@ -203,7 +206,7 @@ class ForkServer:
                     partial(launch_server, control=theirs),
                     self._tools,
                     arguments,
-                    [python, "-I", "-S", "-u", PROGRAM_INSIDE, str(theirs.fileno())],
+                    [python, *OPTIONS, "-S", "-u", PROGRAM_INSIDE, str(theirs.fileno())],
                     fds=[program, nothing],
                     uid=None,
                 )

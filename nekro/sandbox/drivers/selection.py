@@ -177,7 +177,9 @@ async def describe(settings: SandboxSettings, *, shared_root: Path | None = None
     )
 
 
-async def choose_driver(settings: SandboxSettings, *, shared_root: Path | None = None) -> SandboxDriver:
+async def choose_driver(
+    settings: SandboxSettings, *, shared_root: Path | None = None, hash_seed: int = 0
+) -> SandboxDriver:
     """Return the driver that the settings name, after it has run a sandbox.
 
     ``auto`` means bubblewrap only: a service that cannot isolate code refuses to run it instead of
@@ -187,6 +189,7 @@ async def choose_driver(settings: SandboxSettings, *, shared_root: Path | None =
         SandboxUnavailableError: it does not work here; names every reason with its fix.
     """
     driver = build_driver(settings)
+    driver.hash_seed = hash_seed
     capability = await _describe(driver, settings, shared_root)
     if not capability.ok:
         raise SandboxUnavailableError("; ".join(capability.reasons))

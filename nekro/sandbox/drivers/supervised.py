@@ -27,7 +27,14 @@ from nekro.sandbox.drivers.bwrap_args import runner_environment
 from nekro.sandbox.drivers.process import LaunchedRunner, ProcessSandbox, expect_hello, launch
 from nekro.sandbox.filter.seccomp import build_filter, filter_fd
 from nekro.sandbox.guest import confine
-from nekro.sandbox.interpreter import Access, Interpreter, encode_config, find_interpreter, guest_program
+from nekro.sandbox.interpreter import (
+    OPTIONS,
+    Access,
+    Interpreter,
+    encode_config,
+    find_interpreter,
+    guest_program,
+)
 from nekro.sandbox.leftovers import make_home, remove_home
 from nekro.sandbox.limits.cgroups import Cgroups, Group, find_cgroups
 from nekro.sandbox.limits.enforcement import group_limits
@@ -46,6 +53,8 @@ class _SupervisedDriver:
 
     name: str
     confines: bool
+
+    hash_seed = 0
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
@@ -167,7 +176,7 @@ class _SupervisedDriver:
             "preload": list(spec.preload),
         }
         python = str(self.interpreter.executable)
-        environment = runner_environment(self.interpreter)
+        environment = runner_environment(self.interpreter, hash_seed=self.hash_seed)
         environment |= {
             "HOME": str(home / "tmp"),
             "TMPDIR": str(home / "tmp"),
@@ -190,7 +199,7 @@ class _SupervisedDriver:
             "confine": self.confines,
             "readable": [*readable, *_DEVICES],
             "writable": [str(home / "tmp"), str(spec.shared_dir), "/dev/null"],
-            "command": [python, "-I", "-S", "-u", str(home / "runner.py"), encode_config(runner)],
+            "command": [python, *OPTIONS, "-S", "-u", str(home / "runner.py"), encode_config(runner)],
             "environment": environment,
         }
 

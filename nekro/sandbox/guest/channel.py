@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from _signal import (  # type: ignore[import-not-found]
     SIG_BLOCK,
     SIG_SETMASK,
@@ -18,6 +17,7 @@ from _struct import Struct
 from _thread import RLock, allocate_lock, get_ident, start_new_thread
 from _thread import _count as count_threads
 from itertools import count
+from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from nekro.sandbox.guest.values import open_value, parse_signature, read_json
@@ -35,6 +35,7 @@ __all__ = [
     "HELLO",
     "KEEP",
     "RUN",
+    "ApprovalDeniedError",
     "Channel",
     "MethodError",
     "RunStopped",
@@ -73,6 +74,10 @@ class MethodError(Exception):
 
 class MethodTimeoutError(MethodError, TimeoutError):
     """A plugin method did not answer in time."""
+
+
+class ApprovalDeniedError(MethodError):
+    """A person denied the call, or no decision came in time; it did not run."""
 
 
 class RunStopped(SystemExit):
@@ -215,6 +220,10 @@ class Channel:
         self._main_thread_sends = False
         self.owner = os.getpid()
         self.argument_bytes = 0
+        #: Returns what a call says of the readings since the last one.
+        self.take_readings: Callable[[], bytes] = bytes
+        #: Returns what to call when a call with these arguments has ended; None: nothing.
+        self.watch_files: Callable[[bytes], Callable[[], None] | None] | None = None
         self.grace_seconds = STOP_GRACE_SECONDS
         self._socket = socket(fileno=CHANNEL)
         # The kernel's own limit: a select before each read would be a call more.
@@ -252,9 +261,9 @@ class Channel:
             self._socket.setsockopt(SOL_SOCKET, SO_RCVTIMEO, Struct("ll").pack(0, int(LAST_SECONDS * 1e6)))
         else:
             self._send_apart(last, self._send_end, kind, payload)
-        ends = None if seconds is None else time.monotonic() + seconds
+        ends = None if seconds is None else monotonic() + seconds
         self._calls.append(last)
-        while not last.kind and (ends is None or time.monotonic() < ends):
+        while not last.kind and (ends is None or monotonic() < ends):
             if not last.wait(LAST_SECONDS) and self._takes_role(last.thread):
                 self._deliver(last)
                 if not last.kind and not self._arrivals.read(READ_BYTES):
@@ -302,12 +311,13 @@ class Channel:
             )
         waiter = Waiter()
         arguments = self._encode(args, kwargs)
+        check_files = None if self.watch_files is None else self.watch_files(arguments)
         me, outer = get_ident(), self._main_thread_waits
         # A signal's handler calls while this thread reads.
         is_nested = self._reader == me and self._waits(me)
         try:
             self._calls.append(waiter)
-            self._post(waiter, token.encode() + b"\0" + arguments)
+            self._post(waiter, token.encode(), arguments)
             waiter.may_read = True
             if me == self._main_thread:
                 self._main_thread_waits = True
@@ -328,11 +338,13 @@ class Channel:
                 self._main_thread_waits = outer
             if not is_nested:
                 self._pass_on(me)
+        if check_files is not None:
+            check_files()
         if self._stopped:  # after the answer and before this thread went on
             raise RunStopped(0)
         return unsignalled(open_answer, waiter) if me == self._main_thread else open_answer(waiter)
 
-    def _post(self, waiter: Waiter, payload: bytes) -> None:
+    def _post(self, waiter: Waiter, token: bytes, arguments: bytes) -> None:
         """Send a call so that no signal's handler runs while its frame is partly written.
 
         Handlers run in the main thread only. While nothing else can fill the socket, it blocks signals, and
@@ -342,21 +354,21 @@ class Channel:
         frame is written.
         """
         if get_ident() != self._main_thread:
-            self._send_call(waiter, payload)
+            self._send_call(waiter, token, arguments)
             return
         # Below a call that holds the lock, another thread would wait for it forever.
         if (
             self._main_thread_sends
             or not (self._unanswered or count_threads())
-            or not start_thread(self._send_apart, waiter, self._send_call, payload)
+            or not start_thread(self._send_apart, waiter, self._send_call, token, arguments)
         ):
-            unsignalled(self._send_directly, waiter, payload)
+            unsignalled(self._send_directly, waiter, token, arguments)
 
-    def _send_directly(self, waiter: Waiter, payload: bytes) -> None:
+    def _send_directly(self, waiter: Waiter, token: bytes, arguments: bytes) -> None:
         outer = self._main_thread_sends
         try:
             self._main_thread_sends = True
-            self._send_call(waiter, payload)
+            self._send_call(waiter, token, arguments)
         finally:
             self._main_thread_sends = outer
 
@@ -370,7 +382,7 @@ class Channel:
         if waiter.kind:
             waiter.go_on()
 
-    def _send_call(self, waiter: Waiter, payload: bytes) -> None:
+    def _send_call(self, waiter: Waiter, token: bytes, arguments: bytes) -> None:
         with self._send_lock:
             if self._stopped or self._is_over:
                 raise RunStopped(0)
@@ -379,7 +391,7 @@ class Channel:
             waiter.id = next(self._ids)
             self._waiters[waiter.id] = waiter
             self._unanswered.add(waiter.id)
-            self.send(CALL, payload, waiter.id)
+            self.send(CALL, token + self.take_readings() + b"\0" + arguments, waiter.id)
             if waiter.kind:
                 self._waiters.pop(waiter.id, None)
 
@@ -510,7 +522,7 @@ class Channel:
 
     def _finish_soon(self) -> NoReturn:
         """End the process after the time for clean-up code."""
-        time.sleep(self.grace_seconds)
+        sleep(self.grace_seconds)
         self.finish(0)
 
     def finish(self, code: int) -> NoReturn:
@@ -588,7 +600,7 @@ def open_answer(waiter: Waiter) -> Any:
     error = read_json(waiter.payload.decode())
     if error["kind"] == "argument":
         raise TypeError(error["message"])
-    cls = MethodTimeoutError if error["kind"] == "timeout" else MethodError
+    cls = {"timeout": MethodTimeoutError, "denied": ApprovalDeniedError}.get(error["kind"], MethodError)
     raise cls(f"{error['type']}: {error['message']}" if error["message"] else error["type"])
 
 

@@ -179,7 +179,6 @@ class Template:
         if len(os.listdir("/proc/self/task")) != 1:
             raise RuntimeError("a template has more than one thread")
         first = descriptors[0]
-        make_unlike_last()
         enter_namespaces(first, NEW_PIDS)
         child = os.fork()
         if child == 0:
@@ -238,19 +237,6 @@ class Template:
         make_readonly("/proc", flags=NO_SETUID | NO_DEVICES | NO_EXEC)
         for path in ("/dev/shm", "/tmp"):  # noqa: S108 - paths inside
             mount_new("tmpfs", path, f"mode=1777,size={self._config['tmp_bytes']}")
-
-
-def make_unlike_last() -> None:
-    """Give the next fork random numbers of its own; the module ``random`` does it at each fork.
-
-    Here and not in the fork, which would have to load the pages of the code first.
-    """
-    generators = sys.modules.get("numpy.random")
-    if generators is not None:
-        generators.seed()
-    names = sys.modules.get("tempfile")
-    if names is not None:
-        names.__dict__["_name_sequence"] = None
 
 
 def be_run(template: Template, descriptors: list[int]) -> NoReturn:
@@ -313,7 +299,8 @@ class Keeper:
         host = os.dup(self._host.fileno())
         for descriptor in (theirs.fileno(), host):
             os.set_inheritable(descriptor, True)
-        command = [sys.executable, "-I", "-S", "-u", sys.argv[0], str(host), str(theirs.fileno())]
+        # With the options of this process.
+        command = [sys.executable, "-P", "-s", "-S", "-u", sys.argv[0], str(host), str(theirs.fileno())]
         pid = os.posix_spawn(sys.executable, command, os.environ)
         theirs.close()
         os.close(host)

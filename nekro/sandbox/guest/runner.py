@@ -36,6 +36,7 @@ from nekro.sandbox.guest.channel import (
     HELLO,
     KEEP_GRACE_SECONDS,
     RUN,
+    ApprovalDeniedError,
     Channel,
     MethodError,
     RunStopped,
@@ -43,6 +44,10 @@ from nekro.sandbox.guest.channel import (
     unsignalled,
 )
 from nekro.sandbox.guest.display import Display, ImportWatch, extend_path
+from nekro.sandbox.guest.listings import replace_listings
+from nekro.sandbox.guest.randomness import RANDOMNESS
+from nekro.sandbox.guest.readings import READINGS, replace_clocks, replace_datetime
+from nekro.sandbox.guest.undo_log import UNDO_LOG
 from nekro.sandbox.guest.values import read_json
 from nekro.sandbox.guest.variables import Variables
 from nekro.sandbox.guest.working_directory import OwnModules, WorkingDirectory
@@ -67,7 +72,12 @@ Namespace = type(sys.implementation)
 
 def namespace_of(channel: Channel, run: dict[str, Any]) -> dict[str, Any]:
     """Build the globals that the code sees: bare names, ``author.module.function``, the sandbox's own."""
-    own = {"_ck": run["chat_key"], "MethodError": MethodError, "dynamic_importer": importer_of(channel)}
+    own = {
+        "_ck": run["chat_key"],
+        "ApprovalDeniedError": ApprovalDeniedError,
+        "MethodError": MethodError,
+        "dynamic_importer": importer_of(channel),
+    }
     names: dict[str, Any] = {}
     stubs = [(Stub(channel, spec), spec) for spec in run["stubs"]]
     for stub, spec in stubs:
@@ -206,7 +216,9 @@ def encode_report(report: dict[str, Any]) -> bytes:
         key: "null" if report[key] is None else encode_basestring_ascii(report[key])
         for key in ("error", "limit")
     }
-    return f'{{"code": {report["code"]}, "error": {text["error"]}, "limit": {text["limit"]}}}'.encode()
+    text["readings"] = encode_basestring_ascii(READINGS.take().decode())
+    pairs = [f'"{key}": {value}' for key, value in text.items()]
+    return f'{{"code": {report["code"]}, {", ".join(pairs)}}}'.encode()
 
 
 def set_limits(limits: dict[str, int]) -> None:
@@ -233,8 +245,15 @@ def interrupt(signum: int, frame: object) -> NoReturn:
 def prepare(config: dict[str, Any]) -> tuple[Display, ImportWatch]:
     """Do what does not depend on the run, and import what the configuration names."""
     display = Display(extend_path(config["path"]))
-    watch = ImportWatch(display.actions())
+    # Before any package binds the originals by name.
+    replace_clocks()
+    replace_listings()
+    RANDOMNESS.install()
+    own = {"datetime": (None, replace_datetime), "sqlite3": (None, UNDO_LOG.watch_sqlite)}
+    watch = ImportWatch({**display.actions(), **RANDOMNESS.actions(), **own})
     sys.meta_path.insert(0, watch)
+    if "datetime" in sys.modules:
+        replace_datetime(sys.modules["datetime"])
     for name in config["preload"]:
         try:
             __import__(name)
@@ -262,6 +281,7 @@ def run_code(display: Display, watch: ImportWatch, *, lingers: bool, base_bytes:
         os._exit(3)
     run = read_json(payload.decode())
     channel.argument_bytes = run["argument_bytes"]
+    channel.take_readings = READINGS.take
     # `-S` skips the `site` module, which adds these.
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     module = Module("__main__")
@@ -283,6 +303,12 @@ def run_code(display: Display, watch: ImportWatch, *, lingers: bool, base_bytes:
     run["limits"]["AS"] += base_bytes
     set_limits(run["limits"])
     variables.restore()
+    RANDOMNESS.begin(run["replay"]["seed"])
+    READINGS.begin(run["replay"]["readings"])
+    if run["replay"]["undo"] is not None:
+        UNDO_LOG.on_give_up = READINGS.give_up
+        channel.watch_files = UNDO_LOG.watch
+        UNDO_LOG.begin(directory.path, **run["replay"]["undo"])
 
     report = execute(run["code"], module, channel, display, variables.send)
     del runner

@@ -10,6 +10,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from nekro.sandbox.guest.listings import hide
+
 if TYPE_CHECKING:
     from typing import Any
 
@@ -24,14 +26,13 @@ class WorkingDirectory:
 
     Links make them valid. Programs that list, count, search or clear their files must not meet these. So a
     link exists only while a program runs whose text mentions the area other than by ``/app/…``, and lists of
-    that program omit it; the host removes it (``nekro.sandbox.shared``).
+    that program omit it (``listings``); the host removes it (``nekro.sandbox.shared``).
     ``nekro_agent.tools.path_convertor`` reads such names in the same way.
     """
 
     def __init__(self) -> None:
         #: Where the code runs.
         self.path = os.getcwd()
-        self._links: dict[str, str] = {}
 
     def enter(self, text: str) -> None:
         """Make the shared files the working directory; stay where they cannot be entered.
@@ -49,8 +50,6 @@ class WorkingDirectory:
             if name in text.replace(f"/app/{name}", ""):
                 # Relative, so that the one to the uploads leads nowhere for the host.
                 self._link(name, os.path.relpath(areas[name], self.path))
-        if self._links:
-            hide_links(self._links)
 
     def _link(self, name: str, target: str) -> None:
         """Make a link, or replace another link of its name; a file or directory of that name stays."""
@@ -62,56 +61,7 @@ class WorkingDirectory:
         except OSError:  # the disk is full: names that begin with the area are missing, others work
             return
         if os.path.islink(name):
-            self._links[name] = target
-
-
-def hide_links(links: dict[str, str]) -> None:
-    """Omit links from ``os.listdir`` and ``os.scandir``, and so from ``glob``, ``pathlib`` and ``shutil``."""
-    listdir, scandir = os.listdir, os.scandir
-
-    def is_hidden(directory: Any, name: Any) -> bool:
-        text = os.fsdecode(name)
-        if text not in links:
-            return False
-        try:
-            if type(directory) is int:
-                return os.readlink(text, dir_fd=directory) == links[text]
-            return os.readlink(os.path.join(os.fsdecode(directory or "."), text)) == links[text]
-        except OSError:
-            return False
-
-    def list_without_links(path: Any = None) -> Any:
-        return [name for name in listdir(path) if not is_hidden(path, name)]
-
-    def scan_without_links(path: Any = None) -> Any:
-        return Entries(scandir(path), lambda entry: not is_hidden(path, entry.name))
-
-    os.listdir, os.scandir = list_without_links, scan_without_links
-    os.supports_fd.update((list_without_links, scan_without_links))
-
-
-class Entries:
-    """Some of the entries of ``os.scandir``."""
-
-    def __init__(self, entries: Any, accepts: Any) -> None:
-        self._entries = entries
-        self._accepts = accepts
-        self.close = entries.close
-
-    def __iter__(self) -> Any:
-        return self
-
-    def __next__(self) -> Any:
-        for entry in self._entries:
-            if self._accepts(entry):
-                return entry
-        raise StopIteration
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+            hide(name, target)
 
 
 class OwnModules:

@@ -35,6 +35,8 @@ class Quota:
     most_bytes: int
     #: Files, directories and all other names.
     most_names: int
+    #: Disk bytes when the run began.
+    used_bytes: int = 0
 
     @classmethod
     def at_start(cls, root: Path, settings: SandboxSettings) -> Quota:
@@ -44,6 +46,7 @@ class Quota:
             root=root,
             most_bytes=max(settings.shared_bytes, used_bytes),
             most_names=max(settings.shared_files, names),
+            used_bytes=used_bytes,
         )
 
     @classmethod

@@ -34,12 +34,19 @@ from nekro.sandbox.models import (
     StubResult,
 )
 from nekro.sandbox.packages.index import IndexGateway
-from nekro.sandbox.packages.layers import Built, LayerPublisher, Requirement, check_policy, parse_requirement
+from nekro.sandbox.packages.layers import (
+    Built,
+    FleetLayers,
+    LayerPublisher,
+    Requirement,
+    check_policy,
+    parse_requirement,
+)
 from nekro.sandbox.run import SandboxRun
 from nekro.sandbox.users import UserHold, hold_user, make_readable, prepare_directories
 from nekro.wire.values import decode_arguments, encode_value
 from nekro_agent.durations import PROGRAM_SECONDS
-from nekro_agent.errors import InvalidValueError, NekroError, PackageInstallError, SandboxError
+from nekro_agent.errors import InvalidValueError, NekroError, PackageInstallError, SandboxError, StorageError
 from nekro_agent.execution.tied_process import tied_to_this_process
 from nekro_agent.files import safe_files
 from nekro_agent.files.private_files import make_directory
@@ -285,14 +292,23 @@ _IMPORT_RETURN_BYTES: Final = 1 << 20
 class PackageService:
     """Answers ``dynamic_importer``; one per process."""
 
-    def __init__(self, settings: SandboxSettings, driver: SandboxDriver, directory: Path) -> None:
+    def __init__(
+        self,
+        settings: SandboxSettings,
+        driver: SandboxDriver,
+        directory: Path,
+        *,
+        fleet: Callable[[LayerPublisher], FleetLayers] | None = None,
+    ) -> None:
         """
         Args:
             driver: starts builder sandboxes; made with ``builder_settings``.
             directory: where layers are kept; may be shared by all processes of a host.
+            fleet: returns the layers of all hosts; None: they share ``directory``.
         """
         self._settings = settings
         self._store = LayerPublisher(directory)
+        self._fleet = None if fleet is None else fleet(self._store)
         self._builder = LayerBuilder(builder_settings(settings), driver, self._store)
         self._one_at_a_time = asyncio.Semaphore(1)
         self._builds: dict[str, asyncio.Task[Built]] = {}
@@ -300,6 +316,11 @@ class PackageService:
     def layers(self, container_key: str) -> tuple[Path, ...]:
         """Return the layers that the next sandbox of a container key mounts."""
         return tuple(self._store.path(digest) for digest in self._store.chosen(container_key))
+
+    async def bring(self, container_key: str) -> None:
+        """Give this host the layers that another host chose for a container key."""
+        if self._fleet is not None and self._settings.package_allow:
+            await self._fleet.bring(container_key)
 
     async def close(self) -> None:
         """Stop builds."""
@@ -317,7 +338,9 @@ class PackageService:
                 raise TypeError
             built = await self._provide(parse_requirement(text))
             self._store.choose(container_key, built.digest)
-        except (PackageInstallError, SandboxError) as exc:
+            if self._fleet is not None:
+                await self._fleet.choose(container_key, built.digest)
+        except (PackageInstallError, SandboxError, StorageError) as exc:
             return Raised(error_type=type(exc).__name__, message=str(exc))
         except (ValueError, TypeError):
             return Raised(error_type="ArgumentError", message="dynamic_importer takes one package name")
@@ -340,7 +363,11 @@ class PackageService:
     async def _build(self, requirement: Requirement) -> Built:
         async with self._one_at_a_time:
             try:
+                if self._fleet is not None and (built := await self._fleet.find(requirement)):
+                    return built
                 built = await self._builder.build(requirement)
+                if self._fleet is not None:
+                    await self._fleet.keep(requirement, built)
             except NekroError as exc:
                 logger.bind(requirement=str(requirement), error=str(exc)).warning("sandbox_package_failed")
                 raise

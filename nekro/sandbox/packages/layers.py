@@ -18,10 +18,10 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from packaging.requirements import InvalidRequirement
 from packaging.requirements import Requirement as Pep508Requirement
@@ -38,8 +38,10 @@ from nekro_agent.files.private_files import make_directory, write_private
 
 __all__ = [
     "Built",
+    "FleetLayers",
     "LayerPublisher",
     "Requirement",
+    "built_of",
     "check_policy",
     "parse_requirement",
 ]
@@ -119,6 +121,31 @@ class Built:
     wheels: Mapping[str, str]
 
 
+def built_of(record: Mapping[str, Any]) -> Built:
+    """Return the layer that a record describes."""
+    return Built(**{**known_fields(Built, record), "modules": tuple(record["modules"])})
+
+
+class FleetLayers(Protocol):
+    """The layers of hosts that share no disk."""
+
+    async def bring(self, container_key: str) -> None:
+        """Give this host the layers that the container's sandboxes mount."""
+        ...
+
+    async def find(self, requirement: Requirement) -> Built | None:
+        """Give this host the layer of a requirement, if another host has built it."""
+        ...
+
+    async def keep(self, requirement: Requirement, built: Built) -> None:
+        """Store the layer of a requirement that this host has built."""
+        ...
+
+    async def choose(self, container_key: str, digest: str) -> None:
+        """Let all hosts know that the container's sandboxes mount a layer that this host has."""
+        ...
+
+
 class LayerPublisher:
     """Reads and publishes layers; safe between processes, as files and layers appear by a rename."""
 
@@ -142,7 +169,7 @@ class LayerPublisher:
             record: dict[str, Any] = json.loads(self._record_path(requirement).read_text())
         except FileNotFoundError:
             return None
-        built = Built(**{**known_fields(Built, record), "modules": tuple(record["modules"])})
+        built = built_of(record)
         return built if self.path(built.digest).is_dir() else None
 
     def path(self, digest: str) -> Path:
@@ -168,7 +195,45 @@ class LayerPublisher:
             return
         if len(digests) >= _MOST_LAYERS:
             raise PackageInstallError(f"this chat has {_MOST_LAYERS} packages already; no more can be added")
-        _write_json(self._chosen_path(container_key), [*digests, digest])
+        self.set_chosen(container_key, [*digests, digest])
+
+    def set_chosen(self, container_key: str, digests: Sequence[str]) -> None:
+        """Mount these layers in the container's sandboxes from the next one on."""
+        _write_json(self._chosen_path(container_key), digests)
+
+    def adopt(self, source: Path, digest: str, *, most_bytes: int) -> None:
+        """Copy a directory that was made from an archive into the layer with a digest.
+
+        Raises:
+            PackageInstallError: its files have another digest.
+        """
+        staging = self.new_work_dir()
+        make_directory(staging, passable=True)
+        try:
+            found = _copy_tree(source, staging, most_bytes=most_bytes)
+            if found != digest:
+                raise PackageInstallError(f"the archive of layer {digest} has files with digest {found}")
+            self._place(staging, digest)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+    def record(self, requirement: Requirement, built: Built) -> None:
+        """Record the layer of a requirement."""
+        _write_json(self._record_path(requirement), asdict(built))
+
+    def record_name(self, requirement: Requirement) -> str:
+        """Return a name that is unique for a requirement."""
+        return f"{requirement.name}-{_short_hash(str(requirement))}"
+
+    def chosen_name(self, container_key: str) -> str:
+        """Return a name that is unique for a container key."""
+        return _short_hash(container_key)
+
+    def _place(self, staging: Path, digest: str) -> None:
+        target = self.path(digest)
+        make_directory(target.parent, passable=True)
+        if not target.exists():
+            staging.rename(target)
 
     def publish(
         self,
@@ -193,10 +258,7 @@ class LayerPublisher:
             modules = _importable(staging, requirement.name)
             if not modules:
                 raise PackageInstallError(f"{requirement} contains nothing that can be imported")
-            target = self.path(digest)
-            make_directory(target.parent, passable=True)
-            if not target.exists():
-                staging.rename(target)
+            self._place(staging, digest)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         built = Built(
@@ -207,14 +269,14 @@ class LayerPublisher:
             modules=modules,
             wheels=wheels,
         )
-        _write_json(self._record_path(requirement), asdict(built))
+        self.record(requirement, built)
         return built
 
     def _record_path(self, requirement: Requirement) -> Path:
-        return self.root / "built" / f"{requirement.name}-{_short_hash(str(requirement))}.json"
+        return self.root / "built" / f"{self.record_name(requirement)}.json"
 
     def _chosen_path(self, container_key: str) -> Path:
-        return self.root / "chosen" / f"{_short_hash(container_key)}.json"
+        return self.root / "chosen" / f"{self.chosen_name(container_key)}.json"
 
 
 def _short_hash(text: str) -> str:

@@ -21,6 +21,7 @@ from nekro_agent.api import timer as timers
 from nekro_agent.api.timer import TimerTask
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.execution.greenlets import run_callable
+from nekro_agent.files import staging
 from nekro_agent.plugin import NekroPlugin, plugin_in_use
 from nekro_agent.ports import CallbackTimer, TimerInfo
 
@@ -139,7 +140,9 @@ def _call_after(timer: TimerInfo, callback: Callable[[], Awaitable[None]], *, de
         await asyncio.sleep(delay_seconds)
         _timers.pop(timer.id, None)  # it has fired, so that nothing cancels its callback any more
         try:
-            await run_callable(callback)
+            key = plugin.key if plugin else None
+            async with staging.call_scope("timer callback", chat_key=timer.chat_key, plugin_key=key):
+                await run_callable(callback)
         except Exception as exc:  # plugin code at the end of its own task
             _log.opt(exception=exc).error("timer_callback_failed")
 

@@ -23,7 +23,7 @@ def note(line: str) -> None:
         os.close(descriptor)
 
 
-@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "tick", "Notes a number")
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "mark", "Notes a number")
 async def tick(_ctx: AgentCtx, name: str) -> str:
     """Write a name into the journal."""
     note(f"tick {name}")
@@ -39,6 +39,14 @@ async def hold(_ctx: AgentCtx, name: str) -> None:
     except asyncio.CancelledError:
         note(f"cancelled {name}")
         raise
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "snooze", "Takes longer than its caller waits")
+async def snooze(_ctx: AgentCtx, name: str) -> str:
+    """Return the name after three seconds."""
+    await asyncio.sleep(3)
+    note(f"woke {name}")
+    return name
 
 
 @plugin.mount_sandbox_method(SandboxMethodType.BEHAVIOR, "linger", "Does not end, and has an effect")

@@ -14,6 +14,18 @@
 {{- fail (printf "settings.%s: put it into the file %s of the secret %s" $name $file $.Values.secrets.name) -}}
 {{- end -}}
 {{- end -}}
+{{- if hasKey .Values.settings "NEKRO_FILES__URL" -}}
+{{- fail "settings.NEKRO_FILES__URL: set files.url, which also chooses the volumes" -}}
+{{- end -}}
+{{- if regexMatch "[@?#]" .Values.files.url -}}
+{{- fail "files.url: name the bucket and a prefix only; credentials are variables of the secret files.secret" -}}
+{{- end -}}
+{{- if and .Values.files.secret (not .Values.files.url) -}}
+{{- fail "files.secret needs files.url" -}}
+{{- end -}}
+{{- if and .Values.files.url (regexMatch "(^|,) */data(/|,|$)" (toString (index .Values.settings "NEKRO_PLUGINS__DIRS"))) -}}
+{{- fail "settings.NEKRO_PLUGINS__DIRS: with files.url the volume /data of a new pod is empty; put plugins into the image, such as in /opt/plugins" -}}
+{{- end -}}
 {{- range $name := list "NEKRO_DATA_DIR" "NEKRO_METRICS__PORT" -}}
 {{- if hasKey $.Values.settings $name -}}
 {{- fail (printf "settings.%s: the mounts and probes of the chart need its own value" $name) -}}
@@ -110,6 +122,9 @@ imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 {{- define "nekro.environment" -}}
 envFrom:
   - configMapRef: {name: {{ include "nekro.name" .root }}-settings}
+  {{- with .root.Values.files.secret }}
+  - secretRef: {name: {{ . }}}
+  {{- end }}
   {{- if .model }}
   - secretRef: {name: {{ .root.Values.secrets.model }}}
   {{- end }}
@@ -136,11 +151,21 @@ volumes:
   - {name: secrets, secret: {secretName: {{ .root.Values.secrets.name }}, defaultMode: 0440}}
   - {name: tmp, emptyDir: {}}
   {{- if .files }}
+  {{- if .root.Values.files.url }}
+  - {name: data, emptyDir: {sizeLimit: {{ .root.Values.files.size }}}}
+  {{- /* The kernel bounds a file system in memory; other emptyDirs are measured now and then. */}}
+  {{- if eq .component "rounds" }}
+  - {name: sandboxes, emptyDir: {medium: Memory, sizeLimit: {{ .root.Values.files.sandboxesSize }}}}
+  {{- else }}
+  - {name: sandboxes, emptyDir: {sizeLimit: {{ .root.Values.files.size }}}}
+  {{- end }}
+  {{- else }}
   {{- range $name := list "data" "sandboxes" }}
   {{- $claim := index $.root.Values.storage $name }}
   - name: {{ $name }}
     persistentVolumeClaim:
       claimName: {{ $claim.existingClaim | default (printf "%s-%s" (include "nekro.name" $.root) $name) }}
+  {{- end }}
   {{- end }}
   {{- end }}
 {{- end -}}

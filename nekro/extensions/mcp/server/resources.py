@@ -191,13 +191,13 @@ async def _content(caller: Caller, uri: str, chat_key: str, path: str) -> ReadRe
     services = caller.actor.services
     most = services.settings.gateway.body_bytes
     with ExitStack() as opened:
-        file, info, head = await open_file(services, chat_key, FileRef(path=path, modified_ns=None), opened)
-        if info.st_size > most:
-            size = f"{path} has {info.st_size} bytes, and a resource at most {most}"
+        file, head = await open_file(services, chat_key, FileRef(path=path, modified_ns=None), opened)
+        if file.size_bytes > most:
+            size = f"{path} has {file.size_bytes} bytes, and a resource at most {most}"
             raise InvalidValueError(f"{size}; GET /chats/…/files serves it")
 
         def contents() -> TextResourceContents | BlobResourceContents:
-            content = (head + file.read(most))[:most]
+            content = (head + file.file.read(most))[:most]
             kind = content_type(path.rpartition("/")[2], head)
             try:
                 return TextResourceContents(uri=uri, mime_type=kind, text=content.decode())

@@ -113,3 +113,11 @@ function rough(milliseconds) {
   const [size, unit] = units.find(([one]) => milliseconds >= one);
   return `${Math.floor(milliseconds / size)} ${unit}`;
 }
+
+/** What a program waits for, as a phrase. */
+export function waitText(wait) {
+  const until = wait.until ? `until ${when(wait.until)}` : "";
+  if (wait.kind === "time") return `Waits ${until}`.trim();
+  if (wait.kind === "job") return `Waits for job ${wait.job_id} ${until}`.trim();
+  return `Waits for the answer of ${wait.user_id ? short(wait.user_id, 40) : "a person"} to “${short(wait.question, 80)}” ${until}`.trim();
+}

@@ -36,11 +36,12 @@ export function show(place, { signal }) {
   }
 }
 
-function queueTable({ queues, rounds, jobs, dead_letters: dead, brokers }) {
+function queueTable({ queues, rounds, jobs, programs, dead_letters: dead, brokers }) {
   const rows = [
     ...queues.map((one) => ({ name: one.lane, waiting: one.waiting, running: one.held, oldest: one.oldest_seconds })),
     { name: "rounds in all chats", ...rounds, oldest: rounds.waiting ? rounds.oldest_seconds : null },
     { name: "jobs", ...jobs, oldest: jobs.waiting ? jobs.oldest_seconds : null },
+    { name: el("a", { href: `${href("/turns")}?state=waiting` }, "programs that wait"), ...programs, oldest: programs.waiting ? programs.oldest_seconds : null },
   ];
   return el("div", {}, table("Queues", [
     { title: "Queue", cell: (one) => one.name },

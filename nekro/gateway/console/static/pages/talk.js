@@ -32,7 +32,7 @@ class TalkPage {
     this.log = el("div.talk-log", { role: "log", tabindex: "0", aria: { label: "Messages" } });
     this.older = button("Show earlier messages", acting(() => this.showOlder()), { hidden: true, kind: "wide" });
     this.state = el("p.live-state", { role: "status" });
-    this.activity = new Activity(chatKey, signal);
+    this.activity = new Activity(chatKey, signal, (posted) => this.posted(posted));
     this.words = new LiveWords();
     this.none = el("p.quiet-text.talk-none", { hidden: true }, "No messages yet. Write the first one below.");
   }
@@ -157,8 +157,8 @@ class TalkPage {
   }
 
   async stop() {
-    const { stopped, cancelled, still_running: running } = await post(`${path("/chats", this.chatKey)}/cancel`);
-    say(stopped.length + cancelled.length + running.length ? "The agent is stopped." : "The agent was not working.");
+    const { stopped, cancelled, still_running: running, waits } = await post(`${path("/chats", this.chatKey)}/cancel`);
+    say(stopped.length + cancelled.length + running.length + waits.length ? "The agent is stopped." : "The agent was not working.");
   }
 
   async reset() {

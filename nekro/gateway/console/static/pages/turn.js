@@ -2,7 +2,7 @@
 
 import { get, newest, path, post } from "../lib/api.js";
 import { el, fill, setText } from "../lib/dom.js";
-import { between, cost, count, duration, several, short, when } from "../lib/format.js";
+import { between, cost, count, duration, several, short, waitText, when } from "../lib/format.js";
 import { messageView, withoutCode } from "../lib/messages.js";
 import { href } from "../lib/router.js";
 import { markSeen } from "../lib/seen.js";
@@ -10,7 +10,8 @@ import { badge } from "../lib/states.js";
 import { followChat } from "../lib/stream.js";
 import { acting, ask, button, factRow, loading, localClock, say } from "../lib/widgets.js";
 import { jobRow } from "./jobs.js";
-import { runAgain } from "./turn/again.js";
+import { waitCard } from "./talk/wait_card.js";
+import { continueFrom, runAgain } from "./turn/again.js";
 import { TurnModel } from "./turn/model.js";
 import { RoundView } from "./turn/round.js";
 import { traceLink } from "./turn/trace.js";
@@ -67,6 +68,7 @@ class TurnPage {
     this.waterfall = new Waterfall((callId) => this.reveal(callId));
     this.story = el("div.story");
     this.jobs = el("section.card", { hidden: true, aria: { label: "Jobs" } });
+    this.waits = el("div.talk-approvals");
     this.end = el("div");
     this.heading = el("h1", { tabindex: "-1" });
     this.status = el("span.turn-status", { role: "status" });
@@ -76,7 +78,7 @@ class TurnPage {
     this.nameChat(tree.chat_key);
     this.head.append(el("nav.crumbs", { aria: { label: "Breadcrumb" } }, el("a", { href: href("/chats") }, "Chats"), this.chat),
       el("div.page-title", {}, this.heading, this.actions), el("div.row", {}, this.status, this.facts), this.live);
-    fill(this.place, this.head, this.people, this.waterfall.node, this.story, this.jobs, this.end);
+    fill(this.place, this.head, this.people, this.waterfall.node, this.story, this.waits, this.jobs, this.end);
     this.draw();
   }
 
@@ -135,7 +137,7 @@ class TurnPage {
   drawRound(round) {
     let view = this.rounds.get(round.id);
     if (!view) {
-      view = new RoundView(round);
+      view = new RoundView(round, (call) => continueFrom(this.model, call));
       this.rounds.set(round.id, view);
       this.story.append(view.node);
     }
@@ -154,7 +156,15 @@ class TurnPage {
       fill(this.status, badge(state));
       fill(this.actions, this.buttons(turn));
     }
+    this.drawWaits(turn);
     this.facing();
+  }
+
+  drawWaits({ waits = [], chat_key: chatKey }) {
+    const key = waits.map((wait) => wait.call_id).join();
+    if (key === this.waitsKey) return;
+    this.waitsKey = key;
+    fill(this.waits, waits.map((wait) => waitCard(wait, { chatKey, onAnswered: () => this.schedule(0) })));
   }
 
   /** The facts below the title; they change while the turn runs. */
@@ -166,6 +176,7 @@ class TurnPage {
     fill(this.facts, factRow([
       when(turn.requested_at),
       duration(between(turn.requested_at, turn.finished_at)),
+      ...(turn.waits ?? []).map(waitText),
       several(this.model.rounds.size, "round"),
       calls.length ? `${several(calls.length, "call")}${failed ? ` (${failed} failed)` : ""}` : null,
       tokens === null ? null : `${count(tokens)} tokens in, ${count(this.model.sum("completion_tokens"))} out${[...this.model.rounds.values()].some((round) => round.tokens_estimated) ? " (estimated)" : ""}`,

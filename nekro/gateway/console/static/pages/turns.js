@@ -3,7 +3,7 @@
 import { get, path } from "../lib/api.js";
 import { whenChanged } from "../lib/changes.js";
 import { el, fill } from "../lib/dom.js";
-import { between, cost, duration, moment, several, short } from "../lib/format.js";
+import { between, cost, duration, moment, several, short, waitText } from "../lib/format.js";
 import { href, remember } from "../lib/router.js";
 import { badge, wordOf } from "../lib/states.js";
 import { button, empty, field, loaded, paged, pageHead, time } from "../lib/widgets.js";
@@ -59,6 +59,7 @@ function turnRow(turn) {
     turn.models.join(", "),
     several(turn.rounds, "round"),
     turn.finished_at ? duration(between(turn.requested_at, turn.finished_at)) : null,
+    ...(turn.waits ?? []).map(waitText),
     turn.cost === null ? null : `cost ${cost(turn.cost)}${turn.tokens_estimated ? " (estimated)" : ""}`,
   ];
   return el("li", {}, el("a.list-link", { href: href("/turns", turn.id), data: { key: turn.id } },

@@ -73,7 +73,8 @@ function formOf(fields, files) {
   return form;
 }
 
-function userName() {
+/** The name under which this browser writes. */
+export function userName() {
   try {
     return localStorage.getItem(USER_KEY) ?? "operator";
   } catch {

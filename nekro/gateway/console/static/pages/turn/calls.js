@@ -6,7 +6,7 @@ import { icon } from "../../lib/icons.js";
 import { href } from "../../lib/router.js";
 import { badge, toneOf, wordOf } from "../../lib/states.js";
 import { inline, inlineArguments, notKept, textView, valueView } from "../../lib/values.js";
-import { button, factRow, time } from "../../lib/widgets.js";
+import { acting, button, factRow, time } from "../../lib/widgets.js";
 
 /** Rounds with more calls get a filter. */
 const FILTER_FROM = 12;
@@ -16,9 +16,12 @@ const LONG_FROM = 60;
 const MOST_ROWS = 3000;
 
 export class CallList {
-  /** @param {function(): {start: number, end: number}} span the time that the small bars cover */
-  constructor(span) {
-    this.span = span;
+  /**
+   * @param {function(): {start: number, end: number}} span the time that the small bars cover
+   * @param {function(object)} onContinue goes on from a call in a new chat
+   */
+  constructor(span, onContinue) {
+    Object.assign(this, { span, onContinue });
     this.rows = new Map();
     this.calls = new Map();
     this.filter = { text: "", state: "all" };
@@ -70,7 +73,7 @@ export class CallList {
   row(call) {
     let row = this.rows.get(call.id);
     if (!row) {
-      row = new CallRow(call, this.span);
+      row = new CallRow(call, this.span, this.onContinue);
       this.rows.set(call.id, row);
     } else row.update(call);
     return row.node;
@@ -117,8 +120,8 @@ export class CallList {
 }
 
 class CallRow {
-  constructor(call, span) {
-    this.span = span;
+  constructor(call, span, onContinue) {
+    Object.assign(this, { span, onContinue });
     this.method = el("span.call-method");
     this.text = el("span.call-text");
     this.lasted = el("span.call-time");
@@ -145,7 +148,7 @@ class CallRow {
     fill(this.method, module ? el("span.call-module", {}, module) : null, name);
     setText(this.state, `${wordOf(call.state)}: `);
     setText(this.text, summaryOf(call));
-    setText(this.lasted, call.state === "awaiting" ? "needs approval" : call.duration_ms === null ? wordOf(call.state).toLowerCase() : duration(call.duration_ms));
+    setText(this.lasted, call.state === "awaiting" ? (call.approval_id ? "needs approval" : "waits") : call.duration_ms === null ? wordOf(call.state).toLowerCase() : duration(call.duration_ms));
     if (this.fold.open) this.fill();
   }
 
@@ -169,7 +172,8 @@ class CallRow {
       call.error ? part("Error", textView(call.error.text === call.error.code ? call.error.code : `${call.error.code}: ${call.error.text}`, "Error")) : null,
       call.arguments_bytes ? part("Arguments", notKept(call.arguments_bytes)) : call.arguments === null ? null : part("Arguments", argumentView(call.arguments)),
       call.value_bytes ? part("Result", notKept(call.value_bytes)) : call.value === null ? null : part("Result", valueView(call.value, "Result")),
-      call.approval_id ? el("a.button", { href: href("/approvals", call.approval_id) }, icon("approvals"), call.state === "awaiting" ? "Decide" : "See the decision") : null);
+      call.approval_id ? el("a.button", { href: href("/approvals", call.approval_id) }, icon("approvals"), call.state === "awaiting" ? "Decide" : "See the decision") : null,
+      button("Continue from here…", acting(() => this.onContinue(this.call)), { kind: "small", image: "refresh" }));
   }
 }
 

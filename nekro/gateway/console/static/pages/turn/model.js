@@ -92,6 +92,12 @@ const HANDLERS = {
     if (!model.isEnded) model.turn = { ...model.turn, state: "running", started_at: model.turn.started_at ?? event.at };
     return { round: round.id, turn: true };
   },
+  "program.resumed": (model, event, round) => {
+    const { attempt, worker } = event.data;
+    if (!round || ENDED_ROUND.has(round.state) || round.attempt >= attempt) return null;
+    const attempts = [...(round.attempts ?? []), { number: attempt, worker, started_at: event.at, is_resumed: true }];
+    return changed(round, { state: "running", attempt, worker, attempts });
+  },
   "model.requested": (model, event, round) => changed(round, { prompt_chars: event.data.prompt_chars, asked_at: event.at }),
   "model.delta": (model, event, round) => {
     if (!round || round.code !== null && round.code !== undefined || ENDED_ROUND.has(round.state)) return null;
@@ -134,13 +140,15 @@ const HANDLERS = {
   },
   "approval.requested": (model, event, round) => approval(event, round, "awaiting"),
   "approval.decided": (model, event, round) => ({ ...approval(event, round, event.data.state === "approved" ? "queued" : "cancelled"), reload: "soon" }),
+  "wait.started": () => null,
+  "wait.ended": () => ({ turn: true, reload: "soon" }),
   "round.ended": (model, event, round) => {
     if (!round || ENDED_ROUND.has(round.state)) return null;
     const { error, ...rest } = event.data;
     return changed(round, { ...rest, output: longer(rest.output, model.live.get(round.id)), finished_at: event.at, error: error ? { code: rest.state, text: error } : null }, { round: round.id, turn: true, reload: "soon" });
   },
   "turn.ended": (model, event) => {
-    model.turn = { ...model.turn, state: event.data.state, waits_for: event.data.waits_for ?? [], error: event.data.error ?? null, finished_at: event.at };
+    model.turn = { ...model.turn, state: event.data.state, waits_for: event.data.waits_for ?? [], waits: event.data.waits ?? [], error: event.data.error ?? null, finished_at: event.at };
     return { turn: true, reload: "now" };
   },
   "message.received": () => ({ reload: "soon" }),

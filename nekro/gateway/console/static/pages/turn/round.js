@@ -15,11 +15,13 @@ const STOPS = {
   NORMAL: null,
   AGENT: "A call gave the agent something to think about, so the code ended here.",
   ERROR: "The code ended with an error.",
+  WAITING: "The code waits in its last call, without running, and goes on there in another turn.",
   TIMEOUT: "The code ran too long and was stopped.",
 };
 
 export class RoundView {
-  constructor(round) {
+  /** @param {function(object)} onContinue goes on from a call in a new chat */
+  constructor(round, onContinue) {
     this.id = round.id;
     this.round = round;
     this.head = el("header.round-head");
@@ -30,7 +32,7 @@ export class RoundView {
     this.output = el("div.output-place");
     this.fault = el("div");
     this.messages = el("div.round-messages");
-    this.calls = new CallList(() => this.span());
+    this.calls = new CallList(() => this.span(), onContinue);
     this.calls.node.hidden = true;
     this.sampled = el("p.quiet-text", { hidden: true }, "Calls of tools are kept for a share of the turns. Those of this round are listed when it has ended, without arguments and results.");
     this.title = el("h2", { id: `round-${round.id}` });
@@ -181,9 +183,15 @@ function isInterrupted(round) {
 
 /** What became of the attempts before the present one. */
 function attemptsOf(round) {
-  const known = (round.attempts ?? []).filter((one) => one.number < round.attempt);
+  const all = round.attempts ?? [];
+  const known = all.filter((one) => one.number < round.attempt);
   if (!known.length && round.attempt > 1) return [`Attempt ${round.attempt}: the worker of the attempt before stopped, so ${round.worker ?? "another worker"} took over.`];
-  return known.map((one) => `Attempt ${one.number} on ${one.worker ?? "a worker"} was lost after ${duration(moment(one.last_event_at ?? one.ended_at) - moment(one.started_at))}; ${round.attempt === one.number + 1 ? `${round.worker ?? "another worker"} began again.` : "another worker began again."}`);
+  return known.map((one) => {
+    const next = all.find((other) => other.number === one.number + 1);
+    const worker = next?.worker ?? (round.attempt === one.number + 1 ? round.worker : null) ?? "another worker";
+    const then = next?.is_resumed ? "ran its program again" : "began again";
+    return `Attempt ${one.number} on ${one.worker ?? "a worker"} was lost after ${duration(moment(one.last_event_at ?? one.ended_at) - moment(one.started_at))}; ${worker} ${then}.`;
+  });
 }
 
 /** Says that a live text lacks its beginning, which follows when it is complete. */

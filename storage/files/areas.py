@@ -12,8 +12,10 @@ that would have to wait is left to a later request."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -134,6 +136,8 @@ _CONTAINER_KEY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.%~-]{0,255}")
 class DataAreas:
     """Implements ``nekro_agent.ports.FileAreas``; every directory exists when it is returned."""
 
+    is_synced: Final = False
+
     def __init__(self, data_dir: Path, *, uploads: UploadAreas | None = None) -> None:
         """
         Args:
@@ -145,10 +149,14 @@ class DataAreas:
 
     def uploads_dir(self, chat_key: str) -> Path:
         """Return the directory that is mounted read-only as ``/app/uploads`` in the chat's sandboxes."""
+        return _made(self.uploads_path(chat_key), passable=True)
+
+    def uploads_path(self, chat_key: str) -> Path:
+        """The same; the directory may not exist yet."""
         directory = layout.uploads_dir(self._root, chat_key)
         if self._uploads is not None:
             directory = directory.with_name(self._uploads.name(chat_key))
-        return _made(directory, passable=True)
+        return directory
 
     def shared_dir(self, container_key: str) -> Path:
         """Return the directory that is mounted as ``/app/shared`` in the sandbox.
@@ -157,16 +165,62 @@ class DataAreas:
             InvalidValueError: the key is not a plain name. Only the host creates container keys, so
                 any other key is a mistake or an attack.
         """
+        return _made(self.shared_path(container_key), passable=True)
+
+    def shared_path(self, container_key: str) -> Path:
+        """The same; the directory may not exist yet.
+
+        Raises:
+            InvalidValueError: as ``shared_dir``.
+        """
         if not _CONTAINER_KEY.fullmatch(container_key):
             raise InvalidValueError(
                 f"container key {container_key[:80]!r} is not a name of up to 256 letters, digits "
                 "and the characters _ . % ~ -, beginning with a letter or digit"
             )
-        return _made(layout.shared_dir(self._root, container_key), passable=True)
+        return layout.shared_dir(self._root, container_key)
 
     def plugin_dir(self, plugin_key: str) -> Path:
         """Return the plugin's own directory."""
         return _made(layout.plugin_dir(self._root, plugin_key))
+
+    def configs_dir(self) -> Path:
+        """Return the directory of the configurations of all plugins."""
+        return _made(layout.configs_dir(self._root))
+
+    def scope(
+        self,
+        label: str,
+        *,
+        chat_key: str | None = None,
+        container_key: str | None = None,
+        plugin_key: str | None = None,
+    ) -> AbstractAsyncContextManager[None]:
+        """As ``nekro.app.areas.synced.SyncedAreas.scope``: all hosts see these directories at any time."""
+        return contextlib.nullcontext()
+
+    @property
+    def on_host(self) -> DataAreas:
+        """As ``SyncedAreas.on_host``."""
+        return self
+
+    def for_run(
+        self, chat_key: str, container_key: str, *, fence: int | None
+    ) -> AbstractAsyncContextManager[None]:
+        """As ``SyncedAreas.for_run``."""
+        return contextlib.nullcontext()
+
+    def prefetch(self, chat_key: str, container_key: str) -> None:
+        """As ``SyncedAreas.prefetch``."""
+
+    async def bring(self, *, chat_key: str | None = None, container_key: str | None = None) -> None:
+        """Do nothing: the directories are here."""
+
+    async def commit(self) -> None:
+        """Do nothing: all hosts see a change at once."""
+
+    def follow_configs(self) -> None:
+        """Do nothing: configurations are read where they are written."""
 
 
 def _made(directory: Path, *, passable: bool = False) -> Path:

@@ -1,0 +1,1 @@
+"""Areas of files on a host that shares no disk with others: how they are brought, used and committed."""
