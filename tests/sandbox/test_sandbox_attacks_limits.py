@@ -12,6 +12,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from sandbox_lab import (
@@ -670,7 +671,8 @@ async def test_concurrent_chats_never_share_a_host_user(
     monkeypatch.setattr("nekro.sandbox.users._RANGE_SIZE", 2)
     # The fork server would take one of the two.
     start = 700_000 + os.getpid() % 1000 * 10
-    async with lab(tmp_path, uid_range_start=start, fork_server=False) as box:
+    # Without a user of its own, of which it would hold one too.
+    async with lab(tmp_path, name=uuid4().hex, uid_range_start=start, fork_server=False) as box:
         both = asyncio.Barrier(2)
         users: dict[str, int] = {}
 
