@@ -190,10 +190,10 @@ CASE = {"version": 1, "chat_key": "c", "programs": [PROGRAM]}
         (b"version: one", "it has no `version`"),
         ({**CASE, "version": 2, "more": 1}, "version 2, and this release reads up to 1"),
         ({**CASE, "version": 0}, "version: "),
-        ({**CASE, "programs": []}, "programs: "),
+        ({**CASE, "programs": []}, "programs is empty"),
         ({**CASE, "more": 1}, "more: Extra inputs"),
         ({**CASE, "programs": [{**PROGRAM, "ends": "WELL"}]}, "'WELL' is none of NORMAL"),
-        ({**CASE, "programs": [{**PROGRAM, "seed": "secret"}]}, "programs.0.seed"),
+        ({**CASE, "programs": [{**PROGRAM, "seed": "secret"}]}, "case: programs.0.seed: String should"),
         (
             {**CASE, "programs": [{**PROGRAM, "calls": [{"method": "a.b", "type": "tool"}]}]},
             "give one of value, raises and stops",
@@ -208,6 +208,7 @@ def test_a_file_that_is_no_case_is_named(
     with pytest.raises(UsageError) as caught:
         read_case(path)
     assert str(path) in str(caught.value) and message in str(caught.value)
+    assert ": Tuple should have" not in str(caught.value), "a faulty program is not a missing one too"
 
 
 def test_a_case_reads_as_it_was_written(tmp_path: Path) -> None:

@@ -110,7 +110,14 @@ class Case(_Part):
     #: Of the interpreter: decides the order of sets.
     hash_seed: int = Field(0, ge=0, lt=1 << 32)
     keeps_variables: bool = False
-    programs: tuple[CaseProgram, ...] = Field(min_length=1)
+    programs: tuple[CaseProgram, ...]
+
+    # A least length of the field would count valid programs only: a faulty one would be a missing one too.
+    @model_validator(mode="after")
+    def _has_a_program(self) -> Self:
+        if not self.programs:
+            raise ValueError("programs is empty: a case has at least one")
+        return self
 
     def recordings(self) -> list[Recording]:
         """Return what a replayer runs."""
