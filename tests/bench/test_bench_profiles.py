@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import profiles
+from benchmarks.harness.contender import ROOT
 from benchmarks.harness.flames import costs
 from broker_config.settings import SandboxSettings
 from nekro.sandbox.drivers.selection import describe
@@ -94,7 +95,11 @@ def test_flame_graphs_of_a_call_name_functions_of_the_product(
     said = capsys.readouterr()
     assert code == 0, said.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["call-caller.svg", "call-worker.svg"]
-    found = {path.stem: {cost.function for cost in costs(path)} for path in tmp_path.iterdir()}
-    assert {"MethodCaller.call_or_detach", "RunCalls._carry"} & found["call-caller"]
-    assert {"_run_fast", "CallHandler._outcome", "_Exchange.send"} & found["call-worker"]
-    assert "_Exchange.send (nekro/broker/redis/link.py" in said.out
+    # Which functions a second of samples meets is chance, and few of them are taken on a busy machine.
+    for graph in tmp_path.iterdir():
+        found = costs(graph)
+        assert found, graph
+        assert f"{found[0].function} ({found[0].place})" in said.out
+        for cost in found:
+            file, name = cost.place.partition(":")[0], cost.function.rpartition(".")[2]
+            assert name.startswith("<") or f"def {name}(" in (ROOT / file).read_text(), cost
