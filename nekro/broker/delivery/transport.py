@@ -466,14 +466,8 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
 
     def predecode_body(self) -> None:
         """Decode the body of the message that was parsed ahead, unless it was delivered meanwhile."""
-        if self._predecoded is None:
-            return
-        message = self._predecoded[1]
-        try:
-            if message["properties"]["body_encoding"] == "utf-8":
-                message[_DECODED] = plain_json.load(message["body"])
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return  # as above
+        if self._predecoded is not None:
+            _decode_body(self._predecoded[1])
 
     def is_predecoded(self, raw: bytes) -> bool:
         """Whether this is the message that was parsed ahead."""
@@ -552,6 +546,8 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
             return
         try:
             message = self._read(raw)
+            if _DECODED not in message:
+                _decode_body(message)
             properties = message["properties"]
             properties["delivery_tag"] = tag
             # The queue is set here and not trusted from the message, whose signature is for one queue.
@@ -586,6 +582,15 @@ def _readable(raw: bytes) -> dict[str, Any]:
         raise TypeError("headers or delivery_info is not an object")
     found: dict[str, Any] = message
     return found
+
+
+def _decode_body(message: dict[str, Any]) -> None:
+    """Decode a message's body without kombu's loader, which checks each object for an encoded type."""
+    try:
+        if message["properties"]["body_encoding"] == "utf-8":
+            message[_DECODED] = plain_json.load(message["body"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return  # if it is delivered, the normal path refuses it
 
 
 class ClaimTransport(stock.Transport):  # type: ignore[misc]
