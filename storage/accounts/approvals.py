@@ -6,9 +6,10 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, and_, func, or_, select, update
+from sqlalchemy import ColumnElement, Executable, and_, bindparam, func, or_, select, update
 
 from storage.repositories.base import Repository, chosen_once, found, is_one_of, values_of
 from storage.repositories.calls import Call
@@ -256,8 +257,8 @@ class ApprovalRepository(Repository):
         ids = [call.id for call in calls]
         if not ids:
             return {}
-        statement = select(APPROVALS.c.call_id, APPROVALS.c.id).where(APPROVALS.c.call_id.in_(ids))
-        return {call_id: approval_id for call_id, approval_id in await self._rows(statement)}
+        found = await self._rows(_of_calls_statement(), {"calls": ids})
+        return {call_id: approval_id for call_id, approval_id in found}
 
     async def pending_of_turn(self, chat_key: str, turn_id: str) -> list[str]:
         """List the ids of the requests of a turn of that chat that are not decided, in order."""
@@ -291,6 +292,12 @@ class ApprovalRepository(Repository):
         """
         statement = select(APPROVALS).where(APPROVALS.c.id == approval_id)
         return found(await self._one_or_none(Approval, statement), "approval", approval_id)
+
+
+@cache
+def _of_calls_statement() -> Executable:
+    is_chosen = APPROVALS.c.call_id.in_(bindparam("calls", expanding=True))
+    return select(APPROVALS.c.call_id, APPROVALS.c.id).where(is_chosen)
 
 
 def _permits() -> ColumnElement[bool]:

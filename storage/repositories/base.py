@@ -68,9 +68,9 @@ class Repository:
     async def _rows(self, statement: AnyStatement, values: Mapping[str, Any] | None = None) -> Rows:
         return await self._connection.execute(statement, values)
 
-    async def _count(self, statement: Executable) -> int:
+    async def _count(self, statement: AnyStatement, values: Mapping[str, Any] | None = None) -> int:
         """Return how many rows an UPDATE or DELETE changed; for INSERT the drivers differ."""
-        return (await self._connection.execute(statement)).rowcount
+        return (await self._connection.execute(statement, values)).rowcount
 
 
 def is_one_of(column: ColumnElement[Any], *states: StrEnum) -> ColumnElement[bool]:

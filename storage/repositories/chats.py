@@ -10,6 +10,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any, Final
 
 from sqlalchemy import Executable, Integer, bindparam, delete, func, literal_column, select, update
@@ -243,12 +244,7 @@ class ChatRepository(Repository):
     async def release(self, chat_key: str, *, fence: int) -> bool:
         """Release the lease; False when another holder has it."""
         self._connection.locked_chats.pop(chat_key, None)
-        statement = (
-            update(CHATS)
-            .where(CHATS.c.chat_key == chat_key, is_held_by(CHATS, fence))
-            .values(**release_values())
-        )
-        return await self._count(statement) > 0
+        return await self._count(_release_statement, {"of_chat": chat_key, "of_fence": fence}) > 0
 
     async def hold(self, chat_key: str, *, fence: int) -> None:
         """Lock the chat's row, as the holder of its lease, until this transaction ends.
@@ -313,6 +309,12 @@ def _hold_statement(_dialect: str) -> Executable:
         )
         .with_for_update(key_share=True)
     )
+
+
+@FixedStatement
+def _release_statement(_dialect: str) -> Executable:
+    is_held = is_held_by(CHATS, bindparam("of_fence", type_=Integer))
+    return update(CHATS).where(CHATS.c.chat_key == bindparam("of_chat"), is_held).values(**release_values())
 
 
 @FixedStatement
@@ -490,6 +492,12 @@ class VariableRepository(Repository):
             await self._count(delete(TURN_VARIABLES).where(TURN_VARIABLES.c.turn_id.in_(turn_ids)))
 
 
+@cache
+def _kept_statement() -> Executable:
+    is_chosen = ROUND_PROMPTS.c.round_id.in_(bindparam("rounds", expanding=True))
+    return select(ROUND_PROMPTS.c.round_id).where(is_chosen)
+
+
 class PromptRepository(Repository):
     """Rows of prompts: the newest one of each round."""
 
@@ -506,8 +514,7 @@ class PromptRepository(Repository):
 
     async def kept(self, round_ids: Collection[str]) -> set[str]:
         """Return those of the rounds whose prompts are kept."""
-        statement = select(ROUND_PROMPTS.c.round_id).where(ROUND_PROMPTS.c.round_id.in_(round_ids))
-        return set((await self._rows(statement)).scalars())
+        return set((await self._rows(_kept_statement(), {"rounds": list(round_ids)})).scalars())
 
     async def of_rounds(self, round_ids: Collection[str]) -> dict[str, list[dict[str, Any]]]:
         """Return the messages of prompts by the ids of their rounds; what is not kept is left out."""

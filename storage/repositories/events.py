@@ -16,6 +16,7 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any, Final
 
 from sqlalchemy import Executable, Integer, Select, bindparam, delete, select, text, update
@@ -213,15 +214,8 @@ class EventRepository(Repository):
 
         Chats without a row are left out.
         """
-        is_newest = (CHAT_EVENTS.c.chat_key == CHATS.c.chat_key) & (
-            CHAT_EVENTS.c.number == CHATS.c.last_event
-        )
-        statement = (
-            select(CHATS.c.chat_key, CHATS.c.last_event, CHAT_EVENTS.c.created_at)
-            .outerjoin(CHAT_EVENTS, is_newest)
-            .where(CHATS.c.chat_key.in_(chat_keys))
-        )
-        return {row[0]: (row[1], row[2]) for row in await self._rows(statement)}
+        found = await self._rows(_newest_statement(), {"chats": list(chat_keys)})
+        return {row[0]: (row[1], row[2]) for row in found}
 
     async def of_turn(
         self,
@@ -286,6 +280,14 @@ def _count_statement(_dialect: str) -> Executable:
         .values(last_event=CHATS.c.last_event + bindparam("added", type_=Integer), active_at=now())
         .returning(CHATS.c.last_event, *columns_of(CHATS, ChatInfo))
     )
+
+
+@cache
+def _newest_statement() -> Executable:
+    is_newest = (CHAT_EVENTS.c.chat_key == CHATS.c.chat_key) & (CHAT_EVENTS.c.number == CHATS.c.last_event)
+    columns = CHATS.c.chat_key, CHATS.c.last_event, CHAT_EVENTS.c.created_at
+    is_chosen = CHATS.c.chat_key.in_(bindparam("chats", expanding=True))
+    return select(*columns).outerjoin(CHAT_EVENTS, is_newest).where(is_chosen)
 
 
 @FixedStatement

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Select, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Executable, Select, bindparam, delete, func, or_, select, update
 
+from storage.driver.statements import FixedStatement
 from storage.repositories.base import Repository, columns_of, values_of
 from storage.repositories.calls import Call, CallRequest
 from storage.repositories.round_values import Round, values_of_merged
@@ -188,10 +189,8 @@ class ParkedProgramRepository(Repository):
 
     async def question_for(self, chat_key: str, user_id: str | None) -> Wait | None:
         """Return the oldest open question of a chat that a person may answer; None if there is none."""
-        is_asked = or_(PARKED_PROGRAMS.c.subject.is_(None), PARKED_PROGRAMS.c.subject == user_id)
-        is_question = (PARKED_PROGRAMS.c.kind == WaitKind.ANSWER) & is_asked
-        statement = _waits(PARKED_PROGRAMS.c.chat_key == chat_key, _is_open(), is_question)
-        return await self._one_or_none(Wait, statement.order_by(PARKED_PROGRAMS.c.parked_at).limit(1))
+        values = {"of_chat": chat_key, "of_user": user_id}
+        return await self._one_or_none(Wait, _question_statement, values)
 
     async def due(self, *, limit: int) -> list[Wait]:
         """List open waits whose time has come but those for approval, the oldest first."""
@@ -325,6 +324,15 @@ class AwaitingCallRepository(Repository):
 
 def _waits(*conditions: ColumnElement[bool]) -> Select[Any]:
     return select(*columns_of(PARKED_PROGRAMS, Wait)).where(*conditions)
+
+
+@FixedStatement
+def _question_statement(_dialect: str) -> Executable:
+    subject = PARKED_PROGRAMS.c.subject
+    is_asked = or_(subject.is_(None), subject == bindparam("of_user", type_=subject.type))
+    is_question = (PARKED_PROGRAMS.c.kind == WaitKind.ANSWER) & is_asked
+    questions = _waits(PARKED_PROGRAMS.c.chat_key == bindparam("of_chat"), _is_open(), is_question)
+    return questions.order_by(PARKED_PROGRAMS.c.parked_at).limit(1)
 
 
 def _is_open() -> ColumnElement[bool]:

@@ -187,34 +187,9 @@ class RoundRepository(Repository):
             FencedError: the caller does not hold the chat's lease.
         """
         await ChatRepository(self._connection).hold(chat_key, fence=fence)
-        stopping = ROUNDS.c.cancel_requested_at.is_not(None)
-        answered = ROUNDS.c.answered_at.is_not(None)
-        is_last = and_(ROUNDS.c.attempt >= max_attempts, ROUNDS.c.worker.is_not(None))
-        ends = and_(answered, or_(is_last, func.coalesce(ROUNDS.c.not_resumable, "unknown") != ""))
-        state = case(
-            (stopping, RoundState.CANCELLED),
-            (ends, RoundState.RUNNING),
-            (is_last, RoundState.FAILED),
-            else_=RoundState.REQUESTED,
-        )
-        error = case(
-            (stopping, "stopped on request; its worker had died"),
-            (answered, ROUNDS.c.error),
-            (is_last, f"its worker died, and it was started {max_attempts} times; not started again"),
-            else_=ROUNDS.c.error,
-        )
-        statement = (
-            update(ROUNDS)
-            .where(_is_open(chat_key), ROUNDS.c.state == RoundState.RUNNING, ROUNDS.c.fence < fence)
-            .values(
-                state=state,
-                error=error,
-                finished_at=case((stopping, now()), (answered, None), (is_last, now()), else_=None),
-                fence=case((ends, fence), else_=ROUNDS.c.fence),
-            )
-            .returning(ROUNDS)
-        )
-        return sorted(await self._all(Round, statement), key=lambda item: item.sequence)
+        values = {"of_chat": chat_key, "of_fence": fence}
+        taken = await self._all(Round, _take_over_statement(max_attempts), values)
+        return sorted(taken, key=lambda item: item.sequence)
 
     async def cancel(self, chat_key: str, *, reason: str, turn_id: str | None = None) -> list[Round]:
         """Cancel the requested rounds and request the running one to stop; returns all of them in order.
@@ -322,10 +297,7 @@ class RoundRepository(Repository):
 
     async def seconds_until_due(self, chat_key: str) -> float | None:
         """Return the seconds until the chat's next requested round is due, 0 if one is; None without one."""
-        statement = select(func.min(ROUNDS.c.not_before), now()).where(
-            _is_open(chat_key), ROUNDS.c.state == RoundState.REQUESTED
-        )
-        due, time = (await self._connection.execute(statement)).one()
+        due, time = (await self._rows(_due_statement, {"of_chat": chat_key})).one()
         return None if due is None else max(0.0, float((due - time).total_seconds()))
 
     async def seconds_until_orphaned(self) -> float | None:
@@ -466,6 +438,50 @@ def _start_only_statement(_dialect: str) -> Executable:
         ROUNDS.c.not_before <= now(),
         ~others.exists(),
     )
+
+
+@FixedStatement
+def _due_statement(_dialect: str) -> Executable:
+    return select(func.min(ROUNDS.c.not_before), now()).where(
+        _is_open(bindparam("of_chat")), is_one_of(ROUNDS.c.state, RoundState.REQUESTED)
+    )
+
+
+@cache
+def _take_over_statement(max_attempts: int) -> FixedStatement:
+    fence = bindparam("of_fence", type_=Integer)
+    stopping = ROUNDS.c.cancel_requested_at.is_not(None)
+    answered = ROUNDS.c.answered_at.is_not(None)
+    is_last = and_(ROUNDS.c.attempt >= max_attempts, ROUNDS.c.worker.is_not(None))
+    ends = and_(answered, or_(is_last, func.coalesce(ROUNDS.c.not_resumable, "unknown") != ""))
+    state = case(
+        (stopping, RoundState.CANCELLED),
+        (ends, RoundState.RUNNING),
+        (is_last, RoundState.FAILED),
+        else_=RoundState.REQUESTED,
+    )
+    error = case(
+        (stopping, "stopped on request; its worker had died"),
+        (answered, ROUNDS.c.error),
+        (is_last, f"its worker died, and it was started {max_attempts} times; not started again"),
+        else_=ROUNDS.c.error,
+    )
+    statement = (
+        update(ROUNDS)
+        .where(
+            _is_open(bindparam("of_chat")),
+            is_one_of(ROUNDS.c.state, RoundState.RUNNING),
+            ROUNDS.c.fence < fence,
+        )
+        .values(
+            state=state,
+            error=error,
+            finished_at=case((stopping, now()), (answered, None), (is_last, now()), else_=None),
+            fence=case((ends, fence), else_=ROUNDS.c.fence),
+        )
+        .returning(ROUNDS)
+    )
+    return FixedStatement(lambda _dialect: statement)
 
 
 @cache

@@ -21,7 +21,7 @@ from nekro.operations.actor import Scope
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage
 from nekro_agent.schemas.signal import MsgSignal
-from storage.driver.statements import prepared
+from storage.driver.statements import FixedStatement, prepared
 from storage.engine import Database
 
 HELLO = {"text": "hello", "user_id": "ada"}
@@ -230,7 +230,8 @@ def counting(services: Services, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return begin(database)
 
     def noting(*given: Any) -> tuple[Any, ...]:
-        ran.extend(["statement"] if inside.get() else [])
+        kind = "statement" if isinstance(given[0], FixedStatement) else "built statement"
+        ran.extend([kind] if inside.get() else [])
         return prepared(*given)
 
     monkeypatch.setattr(services.intake, "accept", accepting)

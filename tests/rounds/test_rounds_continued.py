@@ -94,6 +94,27 @@ async def test_a_follow_up_round_builds_no_statement(bench: Bench, monkeypatch: 
 
 
 @pytest.mark.extended
+async def test_a_later_turn_builds_no_statement(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does one from its start to its end, except a list, whose statement is built once for each process."""
+    seen: dict[int, Any] = {}
+    new: list[str] = []
+
+    def noting(statement: Any, values: Mapping[str, Any], dialect: Dialect) -> tuple[Any, ...]:
+        if not isinstance(statement, FixedStatement) and id(statement) not in seen:
+            seen[id(statement)] = statement  # kept, so that no later one has its id
+            new.append(str(statement.compile(dialect=dialect)))
+        return prepared(statement, values, dialect)
+
+    monkeypatch.setattr("storage.driver.statements.prepared", noting)
+    for _ in range(2):
+        new.clear()
+        await bench.say("chat", "hello")
+        await bench.drain(Model(LOOK, SAY), slots=2).drain("chat")
+    assert new == []
+    assert states(await bench.rounds("chat")) == ["done"] * 4
+
+
+@pytest.mark.extended
 async def test_a_follow_up_round_runs_few_statements(
     bench: Bench, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
