@@ -91,7 +91,7 @@ class LocalArea:
     async def restore(self) -> Area | None:
         """Make the directory equal to the newest version; None if the area has none.
 
-        The directory is empty then, unless it is older than the area: its files become the first version.
+        The directory is empty then. Files from the time before the area become its first version.
 
         Raises:
             DamagedFileError: a content is missing or altered; it names the file.
@@ -104,10 +104,7 @@ class LocalArea:
         wanted = {checked_path(entry.path): entry for entry in entries}
         await asyncio.to_thread(self._state.load)
         if area is None and self._state.is_new:
-            # From the time when files were not in a store; the first push commits them.
-            await asyncio.to_thread(make_directory, self._directory, passable=True)
-            await self._settle(0)
-            return None
+            return await self._adopt()
         known = await in_thread(self._prepare, wanted)
         self._state.replace(known, version=None)  # not complete yet
         await self._copy([entry for path, entry in wanted.items() if path not in known])
@@ -154,11 +151,10 @@ class LocalArea:
         await asyncio.to_thread(self._state.load)
         async with self._database.read() as tx:
             area = await tx.files.find(self._name)
-        if area is None or area.version != self._state.version:
-            if area is None and self._state.version is None:
-                await self._begin()
-            else:
-                await self.set_aside(aside)
+        if area is None and self._state.version is None:
+            await self._begin()
+        elif self._state.version != (0 if area is None else area.version):
+            await self.set_aside(aside)
 
     async def set_aside(self, aside: Path) -> list[str]:
         """Copy what was changed here to another directory, and restore; returns the paths.
@@ -214,6 +210,15 @@ class LocalArea:
         await asyncio.to_thread(self._state.load)
         if self._state.version is None:
             raise StorageError(f"{self._name} has not been pulled, so its changes are unknown")
+        return await self._push(writer=writer, limits=limits, is_quiet=is_quiet)
+
+    async def _push(
+        self,
+        *,
+        writer: Writer | LeaseWriter | None = None,
+        limits: AreaLimits = UNLIMITED,
+        is_quiet: bool = False,
+    ) -> Pushed:
         scan = await asyncio.to_thread(scan_directory, self._directory, self._state.known)
         self._require_room(scan, limits)
         changed: list[Known] = []
@@ -235,7 +240,7 @@ class LocalArea:
                     await self._touch(tx, scan)
                 for one in scan.unchanged:  # so that the next push does not read them
                     self._state.keep(one)
-                await self._settle(self._state.version)
+                await self._settle(self._state.version or 0)
             return Pushed(area=None, left_out=scan.left_out)
         async with self._database.begin() as tx:
             if scan.unchanged:
@@ -248,8 +253,8 @@ class LocalArea:
         for one in (*changed, *scan.unchanged):
             self._state.keep(one)
         # Others may have committed since the last pull; then the next one brings their changes.
-        follows = area.version == self._state.version + 1
-        await self._settle(area.version if follows else self._state.version)
+        version = self._state.version or 0
+        await self._settle(area.version if area.version == version + 1 else version)
         return Pushed(area=area, left_out=scan.left_out)
 
     async def _touch(self, tx: Transaction, scan: Scan) -> None:
@@ -263,6 +268,19 @@ class LocalArea:
         known = self._state.known.values()
         grows = scan.names - len(known), scan.bytes - sum(one.entry.bytes for one in known)
         require_room(self._name, limits, names=scan.names, size=scan.bytes, grows=grows)
+
+    async def _adopt(self) -> Area | None:
+        """Commit what the directory has from the time when files were not in a store.
+
+        The state is written afterwards: with one, a later use would take these files for those of a program
+        that was killed, and remove them.
+        """
+        await asyncio.to_thread(make_directory, self._directory, passable=True)
+        self._state.version = 0
+        pushed = await self._push()
+        if pushed.area is None:
+            await self._settle(0)
+        return pushed.area
 
     async def _begin(self) -> None:
         """Take what the directory has as changes of an area that had nothing."""
@@ -307,8 +325,21 @@ class LocalArea:
                 with safe_files.parent_of(self._directory, f"{entry.path}/any"):
                     self._state.keep(Known(entry=entry))
                 continue
-            copied.append(entry)
+            if self._has_no_directory_at(entry):
+                copied.append(entry)
         return copied
+
+    def _has_no_directory_at(self, entry: Entry) -> bool:
+        """Remove the directory that a file replaces; False if it has files that were added here."""
+        known = self._state.known.get(entry.path)
+        if known is None or known.stat is not None:
+            return True
+        if safe_files.remove_empty(self._directory, entry.path):
+            self._state.forget(entry.path)
+            return True
+        if not self._refuses:
+            self._state.keep(Known(entry=entry, stat=NO_STAT))
+        return False
 
     def _is_untouched(self, path: str) -> bool:
         """Whether the directory has a path as it is known; also if both have nothing."""
@@ -428,8 +459,11 @@ class LocalArea:
             try:
                 with safe_files.open_file(self._directory, path) as file:
                     now = settled(file.fileno())
-                    # What a program appends meanwhile is of the next version.
-                    taken[path] = self._contents.cache.add(file, most_bytes=now.st_size), now
+                    # What a program appends meanwhile is of the next version, which a scan finds by its size.
+                    # Only the size that was scanned is within the limits.
+                    taken_info = info if now.st_size > info.st_size else now
+                    content = self._contents.cache.add(file, most_bytes=taken_info.st_size)
+                    taken[path] = content, taken_info
             except FileNotFoundError:  # a program that still runs removed it
                 scan.left_out[ascii(path)] = "it was removed during the scan"
             except (InvalidValueError, PermissionError) as exc:

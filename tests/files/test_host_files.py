@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -179,6 +180,48 @@ async def test_a_pull_that_fails_in_the_middle_is_completed_by_the_next(
         await method.push()
         await program.pull()
         assert host.texts()["f00"] == "changed"
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+async def test_a_pull_brings_files_in_place_of_directories_and_directories_in_place_of_files(
+    refuses: bool, machines: tuple[Machine, Machine]
+) -> None:
+    places = [replace(host.place(forgets=False), refuses=refuses) for host in machines]
+    one, two = machines
+    async with one.files.use(places[0]) as used:
+        one.write("d/x", "1")
+        one.write("f", "1")
+        await used.push()
+        async with two.files.use(places[1]) as other:
+            (one.directory / "d/x").unlink()
+            (one.directory / "d").rmdir()
+            one.write("d", "a file")
+            (one.directory / "f").unlink()
+            one.write("f/y", "2")
+            await used.push()
+            await other.pull()
+            assert two.texts() == {"d": "a file", "f/y": "2"}
+            assert (await other.push()).area is None
+
+
+async def test_a_directory_with_new_files_is_not_replaced_by_a_file(
+    machines: tuple[Machine, Machine],
+) -> None:
+    one, two = machines
+    async with one.files.use(one.place()) as used, two.files.use(two.place()) as other:
+        one.write("d/x", "1")
+        await used.push()
+        await other.pull()
+        two.write("d/new", "2")
+        (one.directory / "d/x").unlink()
+        (one.directory / "d").rmdir()
+        one.write("d", "a file")
+        await used.push()
+        await other.pull()
+        assert two.texts() == {"d/new": "2"}
+        await other.push()  # the last change wins
+        await used.pull()
+        assert one.texts() == {"d/new": "2"}
 
 
 NOW = timedelta(0)

@@ -167,6 +167,29 @@ async def test_a_file_that_grows_for_ever_does_not_keep_a_push(
     assert two.files() == {"log": "12345"}
 
 
+async def test_a_file_that_grows_after_its_size_was_checked_is_copied_to_that_size(
+    hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = hosts
+    area = one.area()
+    await area.restore()
+    file = one.write("sparse", "12345")
+    scan_directory = local_area.scan_directory
+
+    def then_grows(*args: Any) -> scan.Scan:
+        found = scan_directory(*args)
+        os.truncate(file, 1 << 40)
+        return found
+
+    with monkeypatch.context() as growing:
+        growing.setattr(local_area, "scan_directory", then_grows)
+        await area.push(limits=AreaLimits(bytes=1000))
+    await two.area().restore()
+    assert two.files() == {"sparse": "12345"}
+    with pytest.raises(FilesQuotaError):  # the next one sees it
+        await area.push(limits=AreaLimits(bytes=1000))
+
+
 @pytest.mark.parametrize("limits", [AreaLimits(bytes=1 << 20), AreaLimits(names=50)])
 async def test_a_change_beyond_the_quota_is_refused_before_anything_is_copied(
     limits: AreaLimits, host: Host, monkeypatch: pytest.MonkeyPatch

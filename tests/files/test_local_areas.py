@@ -368,11 +368,32 @@ async def test_files_from_before_the_store_become_the_first_version(
 ) -> None:
     old, other = Host(tmp_path / "old", database, store), Host(tmp_path / "other", database, store)
     old.write("notes.txt", "kept")
-    area = old.area()
-    assert await area.restore() is None
-    await area.push()
-    await other.area().restore()
-    assert old.files() == other.files() == {"notes.txt": "kept"}
+    adopted = await old.area().restore()
+    assert adopted is not None and (adopted.version, adopted.names) == (1, 1)
+    for host in (old, other):  # also on its own host, where a later use undoes what was not committed
+        await host.area().restore()
+        assert host.files() == {"notes.txt": "kept"}
+
+
+async def test_files_from_before_the_store_stay_if_they_cannot_be_stored_at_first(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from storage.files.stores.directory import DirectoryStore
+
+    host = Host(tmp_path / "host", database, DirectoryStore(tmp_path / "objects"))
+    host.write("notes.txt", "kept")
+
+    async def refuse(*_: object) -> None:
+        raise StorageUnavailableError("the bucket does not answer")
+
+    with monkeypatch.context() as away:
+        away.setattr(DirectoryStore, "put", refuse)
+        for _ in range(2):
+            with pytest.raises(StorageUnavailableError):
+                await host.area().restore()
+    for _ in range(2):
+        await host.area().restore()
+        assert host.files() == {"notes.txt": "kept"}
 
 
 async def test_what_a_killed_run_left_in_a_new_area_is_removed(

@@ -153,6 +153,17 @@ async def test_an_owner_that_comes_back_first_has_its_newest_files(
     assert one.texts() == {"db": "2"}
 
 
+async def test_an_owner_that_stored_nothing_has_its_files_when_it_comes_back(
+    machines: tuple[Machine, Machine],
+) -> None:
+    one, _ = machines
+    one.write(db="from before the store")
+    for _ in range(2):
+        await one.own()
+        assert one.texts() == {"db": "from before the store"}
+    assert not (one.root / "files" / "conflicts").exists()
+
+
 async def test_a_quiet_push_commits_nothing_while_files_change(
     machines: tuple[Machine, Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
