@@ -4,11 +4,16 @@ A collection deletes rows first and their objects afterwards. An object whose ro
 again, because a new row of the same bytes has another id and so another key: no order of a collection and of
 writers loses bytes. A collection that is killed in between leaves objects without rows, which the next one
 finds in the listing; a listing that is out of date only delays that.
+
+Each installation needs a store of its own: a collection would take the objects of another database for its
+own whose rows are gone. So each one leaves its random name in the store, and where there is another name,
+nothing is deleted.
 """
 
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -20,6 +25,7 @@ from storage.engine import Database
 from storage.files.content_rows import Content
 from storage.files.contents import verified
 from storage.files.given import MOST_ROWS
+from storage.files.manifest import Entry
 from storage.files.stores.store import PART_BYTES, ObjectStore, StoredObject
 
 __all__ = ["GRACE", "Check", "Collected", "Damage", "check", "collect"]
@@ -29,6 +35,9 @@ GRACE: Final = timedelta(days=1)
 
 #: Requests of a check at a time; each may hold an object in memory.
 _REQUESTS: Final = 8
+#: The area whose one path names the installation, and the begin of the keys of objects that have the names.
+_INSTALLATION: Final = "installation"
+_MOST_INSTALLATIONS: Final = 100
 _KEY: Final = re.compile(r"([0-9a-f]{64})\.([1-9][0-9]{0,18})")
 
 
@@ -44,6 +53,8 @@ class Collected:
     #: Objects with a higher id than any row ever had: of another database, or of this one before it was
     #: restored from an older backup. They are left.
     foreign: int = 0
+    #: Whether another installation uses the store; then nothing is deleted.
+    is_refused: bool = False
 
 
 async def collect(database: Database, store: ObjectStore, *, grace: timedelta = GRACE) -> Collected:
@@ -53,6 +64,9 @@ async def collect(database: Database, store: ObjectStore, *, grace: timedelta = 
         StorageUnavailableError: the store or the database did not answer; a repetition resumes.
     """
     done = Collected()
+    if await _is_shared(database, store):
+        done.is_refused = True
+        return done
     while True:
         async with database.begin() as tx:
             deleted = await tx.contents.delete_unused(grace_seconds=grace.total_seconds())
@@ -65,6 +79,35 @@ async def collect(database: Database, store: ObjectStore, *, grace: timedelta = 
     async for batch in store.list():
         await _delete_orphans(database, store, batch, grace, done)
     return done
+
+
+async def _is_shared(database: Database, store: ObjectStore) -> bool:
+    """Whether another installation uses the store; from now on, the others find this one there."""
+    names = await _names(database)
+    others = is_known = False
+    for number in range(_MOST_INSTALLATIONS):
+        key = f"{_INSTALLATION}.{number}"
+        found = await store.get(key)
+        if found is None and not is_known:
+            await store.put(key, min(names))
+            found = await store.get(key)  # another one may have been first
+        if found is None:
+            break
+        is_known |= found in names
+        others |= found not in names
+    return others or not is_known
+
+
+async def _names(database: Database) -> set[bytes]:
+    """Return the name of this installation; several if two processes have chosen one at once."""
+    async with database.read() as tx:
+        area = await tx.files.find(_INSTALLATION)
+        names = set() if area is None else {entry.path for entry in await tx.files.entries(area)}
+    if not names:
+        names = {secrets.token_hex(16)}
+        async with database.begin() as tx:
+            await tx.files.commit(_INSTALLATION, put=[Entry(path=name) for name in names])
+    return {name.encode() for name in names}
 
 
 async def _delete_orphans(

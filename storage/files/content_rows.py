@@ -68,8 +68,8 @@ RETURNING id, sha256, bytes, is_stored
 )
 _TOTALS = fixed(
     """
-SELECT (SELECT count(*) FROM file_areas) AS areas,
-       (SELECT CAST(coalesce(sum(names), 0) AS bigint) FROM file_areas) AS names,
+SELECT (SELECT count(*) FROM file_areas WHERE name <> 'installation') AS areas,
+       (SELECT CAST(coalesce(sum(names), 0) AS bigint) FROM file_areas WHERE name <> 'installation') AS names,
        (SELECT CAST(coalesce(sum(bytes), 0) AS bigint) FROM file_areas) AS bytes,
        count(*) AS contents,
        CAST(coalesce(sum(bytes), 0) AS bigint) AS stored_bytes
@@ -90,9 +90,12 @@ _MARK_JOINED = fixed(
     """
 UPDATE file_contents SET
     is_stored = true, media_type = (SELECT media_type FROM file_contents WHERE id = :first)
-WHERE id = :of_content
-"""
+WHERE id = :of_content AND NOT is_stored
+RETURNING id
+""",
+    returns={"id": BigInteger()},
 )
+_FORGET_PARTS = fixed("DELETE FROM file_parts WHERE content_id = :of_content")
 _MARK_LOST = fixed(
     """
 UPDATE file_contents SET is_stored = false WHERE id IN (
@@ -106,8 +109,7 @@ UPDATE file_contents SET is_stored = false WHERE id IN (
 _ADD_PARTS = fixed(
     """
 INSERT INTO file_parts (content_id, number, part_id)
-SELECT content_id, number, part_id FROM {given} WHERE true
-ON CONFLICT DO NOTHING
+SELECT content_id, number, part_id FROM {given}
 """,
     content_id="bigint",
     number="bigint",
@@ -198,11 +200,17 @@ class ContentRepository(Repository):
             await self._rows(_MARK_LOST, {"rows": rows_of([[one] for one in some])})
 
     async def add_parts(self, content_id: int, part_ids: Sequence[int]) -> None:
-        """Record the parts of a content, in order; the store has all of them."""
+        """Record the parts of a content, in order; the store has all of them.
+
+        Writers may divide a content differently. The first one decides; if the content was lost since, the
+        parts that it had are forgotten.
+        """
+        if await self._scalar(_MARK_JOINED, {"of_content": content_id, "first": part_ids[0]}) is None:
+            return
+        await self._rows(_FORGET_PARTS, {"of_content": content_id})
         rows = [[content_id, number, part_id] for number, part_id in enumerate(part_ids)]
         for some in chunks(rows):
             await self._rows(_ADD_PARTS, {"rows": rows_of(some)})
-        await self._rows(_MARK_JOINED, {"of_content": content_id, "first": part_ids[0]})
 
     async def parts(self, content_id: int) -> list[Content]:
         """List the parts of a content, in order; none if it is one object."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from broker_config.settings import DatabaseSettings
 from storage.engine import Database
 from storage.files.cache import CachedContent
 from storage.files.collection import check, collect
+from storage.files.content_rows import Content
 from storage.files.manifest import Entry
 from storage.files.stores.bucket import BucketStore
 from storage.files.stores.opening import open_store
@@ -62,7 +64,9 @@ def walk(
 
 
 async def keys_of(store: ObjectStore) -> set[str]:
-    return {found.key async for batch in store.list() for found in batch}
+    """The keys of all objects besides those that name installations."""
+    keys = {found.key async for batch in store.list() for found in batch}
+    return {key for key in keys if not key.startswith("installation.")}
 
 
 async def require_sound(database: Database, store: ObjectStore) -> None:
@@ -197,6 +201,79 @@ async def test_a_collection_leaves_objects_of_another_database(
     collected = await collect(database, store, grace=NOW)
     assert (collected.contents, collected.foreign) == (1, 1)
     assert await keys_of(store) == {foreign, "notours"}
+
+
+async def test_two_installations_with_one_store_collect_nothing(
+    store: ObjectStore, database: Database, migrated_copy: Callable[[str], DatabaseSettings], tmp_path: Path
+) -> None:
+    async with opened(migrated_copy("sqlite"), tmp_path / "b") as other:
+        for _ in range(2):
+            assert not (await collect(database, store, grace=NOW)).is_refused
+        hosts = [Host(tmp_path / "one", database, store), Host(tmp_path / "two", other, store)]
+        for host in hosts:
+            area = host.area()
+            await area.restore()
+            host.write("a.txt", str(host.root))
+            await area.push()
+        kept = await keys_of(store)
+        for one in (other, database, other):
+            assert (await collect(one, store, grace=NOW)).is_refused
+        assert await keys_of(store) == kept and len(kept) == 2
+        # An operator who has moved one of them elsewhere says so.
+        await store.delete(["installation.0", "installation.1"])
+        assert not (await collect(database, store, grace=NOW)).is_refused
+
+
+def parts_of(data: bytes, size: int) -> list[bytes]:
+    return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+async def joined(host: Host, data: bytes) -> Content:
+    """Store a content as a download does: in smaller parts than a file."""
+    parts = [await host.contents.put_bytes(part) for part in parts_of(data, PART_BYTES // 4)]
+    return await host.contents.join(hashlib.sha256(data).hexdigest(), parts)
+
+
+async def test_a_download_that_lost_a_part_is_whole_when_a_host_stores_the_file(
+    database: Database, tmp_path: Path
+) -> None:
+    store = open_store(f"file://{tmp_path / 'objects'}")
+    host, fresh = Host(tmp_path / "host", database, store), Host(tmp_path / "fresh", database, store)
+    await joined(host, LARGE)
+    first = next((tmp_path / "objects").glob(f"*/{hashlib.sha256(LARGE[: PART_BYTES // 4]).hexdigest()}.*"))
+    first.write_bytes(b"altered")
+    area = host.area()
+    await area.restore()
+    (host.directory() / "model").write_bytes(LARGE)
+    await area.push()
+    assert len((await check(database, store, repairs=True)).damages) == 1
+    (host.directory() / "copy").write_bytes(LARGE)
+    await area.push()
+    assert (await check(database, store, reads=True)).damages == []
+    await fresh.area().restore()
+    assert (fresh.directory() / "model").read_bytes() == LARGE
+
+
+async def test_writers_that_divide_a_content_differently_at_once_leave_it_whole(
+    store: ObjectStore, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, fresh = (Host(tmp_path / name, database, store) for name in ("one", "two", "fresh"))
+    announce = two.contents._announce
+    for name, host in (("one", one), ("two", two)):
+        host.root.mkdir()
+        (host.root / name).write_bytes(LARGE)
+
+    async def overtaken(sizes: dict[str, int]) -> dict[str, Content]:
+        rows = await announce(sizes)
+        if len(LARGE) in sizes.values():
+            with (one.root / "one").open("rb") as file:
+                await one.contents.put([one.cache.add(file)])
+        return rows
+
+    monkeypatch.setattr(two.contents, "_announce", overtaken)
+    row = await joined(two, LARGE)
+    found = await fresh.contents.fetch(row.id, row.sha256, row.bytes, name="model")
+    assert found.path.read_bytes() == LARGE
 
 
 @pytest.mark.parametrize("kind", ["missing", "short", "altered"])

@@ -213,6 +213,8 @@ class CollectionSweep:
             logger.bind(contents=done.contents, bytes=done.bytes, orphans=done.orphans).info(
                 "file_contents_collected"
             )
+        if done.is_refused:
+            logger.error("store_of_several_installations")
         if done.foreign:
             logger.bind(objects=done.foreign).warning("foreign_objects_left")
 
