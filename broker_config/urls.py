@@ -43,6 +43,8 @@ SOCKET_SCHEMES: Final = frozenset({"unix", "redis+socket"})
 BUCKET_SCHEMES: Final = ("s3", "gs", "az")
 #: The URL of files that are no objects of a store: live directories below the data directory.
 LIVE_FILES: Final = "file://"
+#: Characters before a bucket that belong to credentials.
+_CREDENTIALS: Final = frozenset("@:")
 SENTINEL_SCHEMES: Final = frozenset({"sentinel", "sentinels"})
 SENTINEL_PORT: Final = 26379
 #: End of the URL of a partition from which workers take what is left, while nothing new is sent to it.
@@ -126,22 +128,34 @@ def files_place(url: str) -> SplitResult:
     Raises:
         SettingsError: it names no place, or it has credentials or options, which the error does not show.
     """
-    parts = urlsplit(url)
-    bare = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    known = ", ".join(f"{scheme}://bucket/prefix" for scheme in BUCKET_SCHEMES)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # of brackets, which are for addresses
+        raise SettingsError(
+            f"the URL of files is no URL; it must be {LIVE_FILES}, file:///directory, {known}"
+        ) from None
     if parts.scheme not in ("file", *BUCKET_SCHEMES):
-        known = ", ".join(f"{scheme}://bucket/prefix" for scheme in BUCKET_SCHEMES)
         fault = f"{parts.scheme}:// is no place for files" if parts.scheme else "the URL has no scheme"
         raise SettingsError(f"{fault}; it must be {LIVE_FILES}, file:///directory, {known}")
-    if "@" in parts.netloc or parts.query or parts.fragment:
+    # Names of buckets contain no colon; a secret may contain a slash, after which it would be a prefix.
+    if not _CREDENTIALS.isdisjoint(parts.netloc) or parts.query or parts.fragment:
         raise SettingsError(
-            f"the URL of files, {bare}, has more than a place; set credentials, region and endpoint by the "
-            "variables of the provider, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL"
+            f"the URL of files, {parts.scheme}://…, has more than a place; set credentials, region and "
+            "endpoint by the variables of the provider, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL"
         )
-    if parts.scheme == "file" and url != LIVE_FILES and (parts.netloc or not parts.path.strip("/")):
-        raise SettingsError(f"{bare} names no directory; it must be {LIVE_FILES}, or file:///directory")
-    if parts.scheme != "file" and not parts.netloc:
-        raise SettingsError(f"{bare} names no bucket; it must be {parts.scheme}://bucket/prefix")
+    if not url.isprintable() or url != url.strip() or "\0" in unquote(url):
+        raise SettingsError(f"{url!a} has characters that no place has; remove spaces and control characters")
+    if parts.scheme == "file" and url != LIVE_FILES and not _is_directory(parts):
+        raise SettingsError(f"{url} names no directory; it must be {LIVE_FILES}, or file:///directory")
+    if parts.scheme != "file" and (not parts.netloc or "//" in parts.path):
+        lacks = "no bucket" if not parts.netloc else "a prefix with an empty name"
+        raise SettingsError(f"{url} names {lacks}; it must be {parts.scheme}://bucket/prefix")
     return parts
+
+
+def _is_directory(parts: SplitResult) -> bool:
+    return not parts.netloc and parts.path.startswith("/") and bool(parts.path.strip("/"))
 
 
 def passwords_of(url: str) -> list[str]:

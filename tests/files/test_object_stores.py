@@ -162,6 +162,15 @@ async def test_unfinished_files_of_a_directory_are_no_objects(tmp_path: Path) ->
         ("/srv/files", "must be"),
         ("s3://key:secret@bucket/files", "more than a place"),
         ("s3://bucket/files?access_key_id=secret", "more than a place"),
+        ("s3://key:a/secret@bucket/files", "more than a place"),
+        ("s3://key:secret?a@bucket/files", "more than a place"),
+        ("s3://key:secret#a@bucket", "more than a place"),
+        ("s3://[secret/files", "no URL"),
+        ("file:files", "must be"),
+        ("file:///files ", "remove spaces"),
+        ("s3://bucket\n/files", "remove spaces"),
+        ("file:///files%00", "remove spaces"),
+        ("s3://bucket//files", "empty name"),
     ],
 )
 def test_urls_that_name_no_store_are_refused(url: str, reason: str) -> None:
