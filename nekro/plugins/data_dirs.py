@@ -7,6 +7,7 @@ open in its directory needs one process that has it; other files are brought bef
 from __future__ import annotations
 
 import ast
+import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -141,7 +142,7 @@ def choose_policy(sources: Iterable[tuple[str, str]]) -> PolicyChoice:
     for name, text in sources:
         try:
             tree = ast.parse(text)
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: it is nested too deep
             continue
         at_import = {id(node) for node in _outside_functions(tree)}
         for node in ast.walk(tree):
@@ -194,11 +195,13 @@ def _holding(node: ast.AST, word: str, *, is_at_import: bool) -> str:
 _APPENDING: Final = frozenset({"a", "ab", "at", "a+", "ab+", "a+b", "at+", "a+t"})
 
 
-def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield child
-            yield from _outside_functions(child)
+def _outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
+    left = [tree]  # not recursive: long sums and chains of calls nest deeper than calls may
+    while left:
+        for child in ast.iter_child_nodes(left.pop()):
+            if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                yield child
+                left.append(child)
 
 
 def _sources(plugin: NekroPlugin) -> Iterator[tuple[str, str]]:
@@ -209,5 +212,7 @@ def _sources(plugin: NekroPlugin) -> Iterator[tuple[str, str]]:
         return
     path = Path(file)
     for source in sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]:
-        if "__pycache__" not in source.parts:
+        if "__pycache__" in source.parts:
+            continue
+        with contextlib.suppress(OSError):  # a link to nothing, as editors make them, or a directory
             yield source.name, source.read_text("utf-8", errors="replace")

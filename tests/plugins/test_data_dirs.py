@@ -61,6 +61,24 @@ def test_code_that_keeps_files_open_is_pinned(text: str, reason: str) -> None:
     assert policy(ROOT, text) == f"pinned: {reason}"
 
 
+@pytest.mark.parametrize("text", ["x = 1" + " + 1" * 1_200, "x = a" + ".b()" * 700, "(" * 100_000])
+def test_code_that_nests_deep_is_read_as_far_as_possible(text: str) -> None:
+    assert policy(text, ROOT).startswith("synced: 1.py:1 uses")
+
+
+def test_names_beside_the_code_that_are_no_files_are_skipped(tmp_path: Path) -> None:
+    package = tmp_path / "odd"
+    (package / "directory.py").mkdir(parents=True)
+    (package / ".#draft.py").symlink_to("nowhere")
+    (package / "__init__.py").write_text(
+        "from nekro_agent.api.plugin import NekroPlugin\n"
+        "plugin = NekroPlugin(name='odd', module_name='odd', description='', version='1', author='Ada', "
+        f"url='')\n{ROOT}"
+    )
+    (loaded,) = load_plugins([tmp_path], shipped=False, entry_points=False).plugins
+    assert PluginDirs().choose(loaded).policy is DirectoryPolicy.SYNCED
+
+
 def test_published_plugins_have_the_policy_of_what_they_do(tmp_path: Path) -> None:
     loaded = load_plugins([AUTHORED], data_dir=tmp_path, entry_points=False)
     dirs = PluginDirs()
