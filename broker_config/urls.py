@@ -140,8 +140,10 @@ def files_place(url: str) -> SplitResult:
         raise SettingsError(f"{fault}; it must be {LIVE_FILES}, file:///directory, {known}")
     # Names of buckets contain no colon; a secret may contain a slash, after which it would be a prefix.
     if not _CREDENTIALS.isdisjoint(parts.netloc) or parts.query or parts.fragment:
+        place = f"{parts.netloc.rpartition('@')[2]}{parts.path}"
+        shown = place if _CREDENTIALS.isdisjoint(place) else "…"
         raise SettingsError(
-            f"the URL of files, {parts.scheme}://…, has more than a place; set credentials, region and "
+            f"the URL of files, {parts.scheme}://{shown}, has more than a place; set credentials, region and "
             "endpoint by the variables of the provider, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL"
         )
     if not url.isprintable() or url != url.strip() or "\0" in unquote(url):
