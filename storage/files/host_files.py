@@ -98,7 +98,9 @@ class AreaInUse:
                 return await self._area.push(writer=writer, limits=self.place.limits, is_quiet=is_quiet)
             except (ConflictError, InvalidValueError) as exc:
                 if not self.place.refuses:
-                    raise
+                    # Perhaps others have added to a directory that is removed here, or made a file of one.
+                    await self._area.pull()
+                    return await self._area.push(writer=writer, limits=self.place.limits, is_quiet=is_quiet)
                 aside = _new_aside(self._root, self.place)
                 await self._area.set_aside(aside)
                 raise ConflictError(

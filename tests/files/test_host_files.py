@@ -224,6 +224,39 @@ async def test_a_directory_with_new_files_is_not_replaced_by_a_file(
         assert one.texts() == {"d/new": "2"}
 
 
+@pytest.mark.parametrize("change", ["adds", "replaces", "differs in case"])
+async def test_a_run_keeps_its_files_when_others_change_the_directory_that_it_changes(
+    change: str, machines: tuple[Machine, Machine]
+) -> None:
+    one, two = machines
+    async with one.files.use(one.place()) as used, two.files.use(two.place()) as other:
+        one.write("d/old", "1")
+        await used.push()
+        await other.pull()
+        one.write("result", "1")
+        match change:
+            case "adds":
+                two.write("d/new", "2")
+                (one.directory / "d/old").unlink()
+                (one.directory / "d").rmdir()
+                expected = {"result": "1", "d/new": "2"}
+            case "replaces":
+                (two.directory / "d/old").unlink()
+                (two.directory / "d").rmdir()
+                two.write("d", "a file")
+                one.write("d/new", "2")
+                expected = {"result": "1", "d/new": "2"}
+            case _:
+                one.write("readme", "1")
+                two.write("README", "2")
+                expected = {"result": "1", "README": "2", "d/old": "1"}
+        await other.push()
+        pushed = await used.push()
+        await other.pull()
+        assert two.texts() == expected
+        assert [*pushed.left_out] == (["'readme'"] if change == "differs in case" else [])
+
+
 NOW = timedelta(0)
 
 
