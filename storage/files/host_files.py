@@ -200,7 +200,7 @@ class HostFiles:
 
     def _file_of(self, place: AreaPlace) -> Path:
         """Return the path of the state and the locks of an area, without their suffixes."""
-        return self._root / "areas" / hashlib.sha256(place.name.encode()).hexdigest()
+        return self._root / "areas" / hashlib.sha256(os.fsencode(place.name)).hexdigest()
 
     def _area(self, place: AreaPlace, file: Path) -> LocalArea:
         return LocalArea(

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from nekro_shell import Shell, open_shell
 from waiting import wait_until
 
+from broker_config.settings import DatabaseSettings
 from nekro.cli.running import ExitCode
+from storage.engine import Database
+from storage.files.host_files import HostFiles
+from storage.files.stores.directory import DirectoryStore
 
 
 @pytest.fixture
@@ -98,6 +104,41 @@ def test_an_import_that_is_killed_is_repeated(shell: Shell, store_url: str) -> N
     checked = shell.inside("files", "fsck", "--read")
     assert checked.code == 0 and "0 damaged" in checked.err
     assert len([*shell.data_dir.glob("uploads/chat*/*.txt")]) == 301
+
+
+@pytest.mark.parametrize("store_url", ["directory"], indirect=True)
+def test_an_import_leaves_out_what_no_host_can_have_and_names_it(shell: Shell) -> None:
+    chat = os.fsencode(shell.data_dir / "uploads")
+    for odd in (b"/a\xff", b"/chat/n\xff"):
+        os.mkdir(chat + odd)
+        Path(os.fsdecode(chat + odd + b"/x")).write_text("1")
+    os.mkfifo(chat + b"/chat/pipe")
+    (shell.data_dir / "uploads/stray").write_text("1")
+    (shell.data_dir / "uploads/alias").symlink_to("chat")
+    for name in ("new\nline", "README", "readme"):
+        (shell.data_dir / "uploads/chat" / name).write_text(name)
+    done = shell.inside("files", "import", "--json")
+    assert done.code == 0, done.err
+    assert (done.value["imported"], done.value["known"]) == (3, 0)
+    assert set(done.value["left_out"]) == {
+        "uploads/a\\udcff",
+        "uploads/chat/'link'",
+        "uploads/chat/'n\\udcff'",
+        "uploads/chat/'n\\udcff/x'",
+        "uploads/chat/'pipe'",
+        "uploads/chat/'readme'",
+    }
+    assert shell.inside("files", "import").code == 0
+
+
+async def test_a_name_that_is_no_text_does_not_keep_a_host_from_emptying_others(tmp_path: Path) -> None:
+    parent = tmp_path / "uploads"
+    parent.mkdir()
+    os.mkdir(os.fsencode(parent) + b"/a\xff")
+    async with Database(DatabaseSettings(), tmp_path) as database:
+        store = DirectoryStore(tmp_path / "objects")
+        files = HostFiles(database, store, root=tmp_path / "files", cache_bytes=1 << 20)
+        assert await files.empty_unused("uploads", parent, unused=timedelta(0)) == 0
 
 
 @pytest.mark.parametrize("store_url", ["directory"], indirect=True)

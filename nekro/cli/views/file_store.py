@@ -15,7 +15,7 @@ from nekro.cli.api import is_over_gateway
 from nekro.cli.command import Deps
 from nekro.cli.running import ExitCode
 from nekro_agent import layout
-from nekro_agent.errors import UsageError
+from nekro_agent.errors import InvalidValueError, UsageError
 
 if TYPE_CHECKING:
     from storage.engine import Database
@@ -61,6 +61,7 @@ async def import_files(deps: Deps, *, as_json: bool) -> int:
     a repetition continues where the last attempt ended.
     """
     from storage.files.host_files import HostFiles
+    from storage.files.paths import checked_path
     from storage.files.stores.opening import open_store
 
     imported, known, left_out = 0, 0, dict[str, str]()
@@ -74,6 +75,11 @@ async def import_files(deps: Deps, *, as_json: bool) -> int:
         places, kept = await _plugin_places(settings)
         left_out |= kept
         for place in [*_places(settings), *places]:
+            try:
+                checked_path(place.name)
+            except InvalidValueError as exc:
+                left_out[_shown(place.name)] = str(exc)
+                continue
             reasons = await _import(database, files, place)
             if reasons is None:
                 known += 1
@@ -136,11 +142,11 @@ async def _plugin_places(settings: Settings) -> tuple[list[AreaPlace], dict[str,
     for place in found:
         plugin = policies.get(place.directory.name)
         if plugin is None or not plugin.files:
-            kept[place.name] = "no plugin of this key is loaded here"
+            kept[_shown(place.name)] = "no plugin of this key is loaded here"
         elif plugin.files in _STORED:
             places.append(place)
         else:
-            kept[place.name] = f"{plugin.files}: {plugin.files_reason}"
+            kept[_shown(place.name)] = f"{plugin.files}: {plugin.files_reason}"
     return places, kept
 
 
@@ -158,6 +164,10 @@ def _below(kind: str, root: Path) -> list[AreaPlace]:
             if directory.is_dir() and not directory.is_symlink()
         ]
     return []
+
+
+def _shown(name: str) -> str:
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 async def _import(database: Database, files: HostFiles, place: AreaPlace) -> dict[str, str] | None:
