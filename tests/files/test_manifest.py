@@ -267,10 +267,13 @@ async def test_unused_contents_are_deleted_after_the_grace_time_and_ids_are_not_
 
 async def test_parts_keep_their_contents(database: Database) -> None:
     ids = await stored(database, "whole", "part 1", "part 2")
-    async with database.begin() as tx:
-        await tx.contents.add_parts(ids["whole"], [ids["part 2"], ids["part 1"], ids["part 2"]])
-        parts = [part.id for part in await tx.contents.parts(ids["whole"])]
-    assert parts == [ids["part 2"], ids["part 1"], ids["part 2"]]
+    for divided in (["part 1"] * 4, ["part 2", "part 1", "part 2"]):  # the second after it was lost
+        async with database.begin() as tx:
+            await tx.contents.mark_lost([ids["whole"]])
+            await tx.contents.add_parts(ids["whole"], [ids[name] for name in divided])
+            await tx.contents.add_parts(ids["whole"], [ids["part 1"]])  # of a writer that comes later
+            parts = [part.id for part in await tx.contents.parts(ids["whole"])]
+        assert parts == [ids[name] for name in divided]
     async with database.begin() as tx:
         deleted = await tx.contents.delete_unused(grace_seconds=-1)
     assert {content.id for content in deleted} == {ids["whole"]}
