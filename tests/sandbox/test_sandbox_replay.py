@@ -115,6 +115,20 @@ async def test_cold_start_reads_the_same_as_a_forked_one(box: Lab, tmp_path: Pat
     assert again.output == forked.output
 
 
+async def test_replaced_functions_are_pickled_and_copied_by_name(box: Lab) -> None:
+    code = """
+import copy, multiprocessing, os, pickle, sqlite3, time
+for function in (time.time, time.localtime, time.perf_counter_ns, time.strftime, time.clock_gettime,
+                 os.urandom, os.getrandom, os.listdir, os.scandir, os.open, sqlite3.connect):
+    assert pickle.loads(pickle.dumps(function)) is function
+    assert copy.deepcopy([function]) == [copy.copy(function)] == [function]
+open("one", "w").close()
+with multiprocessing.Pool(1) as pool:
+    print(pool.map(os.listdir, ["."]))
+"""
+    assert (await box.run(code, program_id="run")).output == "[['one']]\n"
+
+
 async def test_other_runs_get_other_random_numbers(box: Lab) -> None:
     outputs = [
         (await box.run(READS["random"], chat_key=f"chat-{number}", seed=secrets.token_hex(32))).output

@@ -79,6 +79,12 @@ async def test_imports_stubs_and_underscores_are_neither_kept_nor_named(box: Lab
     assert (dict(kept.values), kept.not_kept) == ({"z": "3"}, ())
 
 
+async def test_functions_that_are_replaced_for_replays_are_imported_ones(box: Lab) -> None:
+    imports = "from time import time, sleep\nfrom os import listdir, urandom\nfrom sqlite3 import connect\n"
+    kept = await kept_by(box, f"{imports}z = 3", program_id="run")
+    assert (dict(kept.values), kept.not_kept) == ({"z": "3"}, ())
+
+
 async def test_what_cannot_be_kept_is_named(box: Lab) -> None:
     code = (
         "class Thing: pass\ndef f(): pass\nthing, gen, op = Thing(), (i for i in ()), open('/dev/null')\n"

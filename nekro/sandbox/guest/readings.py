@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-__all__ = ["CLOCKS", "READINGS", "replace_clocks", "replace_datetime", "unbound"]
+__all__ = ["CLOCKS", "READINGS", "Unbound", "replace_clocks", "replace_datetime", "unbound"]
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 #: As on the host (``nekro.sandbox.models``): of one call, and of all.
@@ -156,13 +156,26 @@ LETTERS = {
 }
 
 
+class Unbound(staticmethod):  # type: ignore[type-arg]
+    """A function that replaces a built-in one; like that it never becomes a method of a class."""
+
+    def __reduce__(self) -> str:
+        """Pickle and copy it by its name, as a function."""
+        return self.__name__
+
+
+#: Where replaced functions are found, by the modules that define the originals and keep them.
+PUBLIC_MODULES = {"posix": "os", "_sqlite3": "sqlite3"}
+
+
 def unbound(original: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Make a function that replaces a built-in one; like that it never becomes a method of a class."""
+    """Make a function that replaces a built-in one."""
 
     def replace(function: Callable[..., Any]) -> Any:
         function.__name__ = function.__qualname__ = original.__name__
-        function.__module__, function.__doc__ = original.__module__, original.__doc__
-        return staticmethod(function)
+        function.__module__ = PUBLIC_MODULES.get(original.__module__, original.__module__)
+        function.__doc__ = original.__doc__
+        return Unbound(function)
 
     return replace
 

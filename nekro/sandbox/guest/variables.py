@@ -13,6 +13,7 @@ from _json import encode_basestring
 from typing import TYPE_CHECKING
 
 from nekro.sandbox.guest.channel import KEEP, unsignalled
+from nekro.sandbox.guest.readings import Unbound
 from nekro.sandbox.guest.values import open_value
 from nekro.wire.tagged import write_arguments
 
@@ -228,7 +229,7 @@ def is_imported(value: Any) -> bool:
         return True
     if kind is Function or issubclass(kind, type):
         return bool(value.__module__ != "__main__")
-    return kind is type(len)
+    return kind in (type(len), Unbound)
 
 
 def text_of(value: Any, most_bytes: int) -> str | None:
