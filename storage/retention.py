@@ -6,10 +6,23 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import Column, ColumnElement, delete, exists, false, func, literal, select, tuple_, union
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    CompoundSelect,
+    delete,
+    exists,
+    false,
+    func,
+    literal,
+    select,
+    tuple_,
+    union,
+)
 
 from broker_config.settings import RetentionSettings
 from storage.engine import Database
+from storage.repositories.base import is_one_of
 from storage.repositories.leases import is_free
 from storage.sql import now, seconds_from_now
 from storage.states import (
@@ -18,6 +31,7 @@ from storage.states import (
     FINAL_ROUND_STATES,
     OPEN_TIMER_STATES,
     RECURRING,
+    RoundState,
     StoredKind,
 )
 from storage.tables import (
@@ -113,11 +127,24 @@ def _days_ago(days: float) -> ColumnElement[datetime]:
     return seconds_from_now(-timedelta(days=days).total_seconds())
 
 
-def _is_of_parked_program() -> ColumnElement[bool]:
-    waits = PARKED_PROGRAMS.c.until.is_not(None)
-    went_on = select(ROUNDS.c.id).join(PARKED_PROGRAMS, PARKED_PROGRAMS.c.program_id == ROUNDS.c.program_id)
-    began = select(PARKED_PROGRAMS.c.program_id).where(waits)
-    return func.coalesce(CALLS.c.round_id.in_(union(began, went_on.where(waits))), false())
+def _unfinished_programs() -> CompoundSelect[Any]:
+    """Select the programs that are or may be run again: they wait, or a call or round of theirs goes on."""
+    rounds, calls = ROUNDS.alias(), CALLS.alias()
+    waits = select(PARKED_PROGRAMS.c.program_id).where(PARKED_PROGRAMS.c.until.is_not(None))
+    # An approved call requests the round when it ends.
+    awaited = select(PARKED_PROGRAMS.c.program_id).join(calls, calls.c.id == PARKED_PROGRAMS.c.call_id)
+    open_rounds = select(func.coalesce(rounds.c.program_id, rounds.c.id))
+    return union(
+        waits,
+        awaited.where(calls.c.state.not_in(FINAL_CALL_STATES)),
+        open_rounds.where(is_one_of(rounds.c.state, RoundState.REQUESTED, RoundState.RUNNING)),
+    )
+
+
+def _is_of_unfinished_program() -> ColumnElement[bool]:
+    went_on = select(ROUNDS.c.id).where(ROUNDS.c.program_id.in_(_unfinished_programs()))
+    is_of_one = CALLS.c.round_id.in_(_unfinished_programs()) | CALLS.c.round_id.in_(went_on)
+    return func.coalesce(is_of_one, false())
 
 
 def _rules(retention: RetentionSettings) -> list[_Rule]:
@@ -130,11 +157,17 @@ def _rules(retention: RetentionSettings) -> list[_Rule]:
             retention.approvals_days,
             APPROVALS.c.grant_until.is_(None) | (APPROVALS.c.grant_until < now()),
         ),
-        # A program that waits is run again, and then needs what its calls returned.
-        _Rule(CALLS.c.finished_at, calls, CALLS.c.state.in_(FINAL_CALL_STATES) & ~_is_of_parked_program()),
+        # A program that is run again needs what its calls returned, and its first round.
+        _Rule(
+            CALLS.c.finished_at, calls, CALLS.c.state.in_(FINAL_CALL_STATES) & ~_is_of_unfinished_program()
+        ),
         # Also with their round.
         _Rule(ROUND_PROMPTS.c.sent_at, retention.prompts_days),
-        _Rule(ROUNDS.c.finished_at, rounds, ROUNDS.c.state.in_(FINAL_ROUND_STATES)),
+        _Rule(
+            ROUNDS.c.finished_at,
+            rounds,
+            ROUNDS.c.state.in_(FINAL_ROUND_STATES) & ROUNDS.c.id.not_in(_unfinished_programs()),
+        ),
         _Rule(JOBS.c.updated_at, rounds, JOBS.c.state.in_(FINAL_JOB_STATES)),
         _Rule(TIMERS.c.fire_at, rounds, TIMERS.c.state.not_in(OPEN_TIMER_STATES)),
         _Rule(OPENAI_RESPONSES.c.created_at, rounds),

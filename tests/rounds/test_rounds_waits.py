@@ -11,6 +11,7 @@ from round_bench import Bench, Model
 from sqlalchemy import update
 from test_rounds_approval import SAY, turn_ends
 
+from broker_config.settings import RetentionSettings
 from nekro.app.calls import waits as program_waits
 from nekro.app.jobs import cancel_job
 from nekro.sandbox.models import StopType
@@ -21,8 +22,9 @@ from nekro_client.event_types import EventType
 from storage.repositories.jobs import NewJob
 from storage.repositories.parked_programs import Wait
 from storage.repositories.rounds import Round
+from storage.retention import delete_expired
 from storage.states import CallState, WaitKind
-from storage.tables import PARKED_PROGRAMS, ROUNDS
+from storage.tables import CALLS, PARKED_PROGRAMS, ROUNDS
 from workers.ops.sweeps import WaitSweep
 
 OpenBench = Callable[..., Awaitable[Bench]]
@@ -143,6 +145,33 @@ async def test_only_the_person_who_caused_the_turn_answers_and_only_in_its_chat(
     await reply(bench, "2", is_tome=False)
     await go_on(bench)
     assert (await texts(bench))[-1] == "you said blue"
+
+
+@pytest.mark.parametrize(("waits", "days"), [(True, 40), (False, 40), (False, 8)])
+async def test_retention_keeps_what_a_program_needs_until_it_has_ended(
+    bench: Bench, waits: bool, days: int
+) -> None:
+    code = """
+keep("once")
+print(ask_user("Which one?"))
+"""
+    await play(bench, code)
+    bench.caller.lose_everything()
+    if not waits:
+        await reply(bench, "red")  # and the round that goes on is late
+    async with bench.database.begin() as tx:
+        long_ago = shared_time() - timedelta(days=days)
+        for table in (CALLS, ROUNDS):
+            is_ended = table.c.finished_at.is_not(None)
+            await tx.connection.execute(update(table).where(is_ended).values(finished_at=long_ago))
+    await delete_expired(bench.database, RetentionSettings())
+    if waits:
+        await reply(bench, "red")
+    _, last = await go_on(bench)
+    assert (last.stop_type, last.output) == (StopType.NORMAL, "red\n")
+    assert bench.journal().count("keep once") == 1
+    deleted = await delete_expired(bench.database, RetentionSettings())
+    assert deleted["calls"] >= 1 and deleted["rounds"] == (days > 30)
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
