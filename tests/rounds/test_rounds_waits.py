@@ -16,6 +16,7 @@ from nekro.app.calls import waits as program_waits
 from nekro.app.jobs import cancel_job
 from nekro.sandbox.models import StopType
 from nekro.wire.invocation import new_id
+from nekro_agent.errors import BrokerUnavailableError
 from nekro_agent.ports import IncomingMessage, JobState
 from nekro_agent.shared_clock import shared_time
 from nekro_client.event_types import EventType
@@ -145,6 +146,25 @@ async def test_only_the_person_who_caused_the_turn_answers_and_only_in_its_chat(
     await reply(bench, "2", is_tome=False)
     await go_on(bench)
     assert (await texts(bench))[-1] == "you said blue"
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_a_program_that_begins_to_wait_without_the_broker_goes_on_with_what_it_had(
+    kind: str, open_bench: OpenBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise BrokerUnavailableError("it does not answer")
+
+    bench = await open_bench(kind, sandbox={"keep_variables": True})
+    waits = "tick('once')\nprint(number, ask_user('Which one?'))"
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.caller, "results", fail)
+        await bench.say("chat", "hello")
+        await bench.play("chat", bench.drain(Model("number = 7\nlook('at it')", waits)))
+    await reply(bench, "red")
+    model, last = await go_on(bench)
+    assert (model.prompts, last.stop_type, last.output) == ([], StopType.NORMAL, "7 red\n")
+    assert bench.journal().count("tick once") == 1
 
 
 @pytest.mark.parametrize(("waits", "days"), [(True, 40), (False, 40), (False, 8)])

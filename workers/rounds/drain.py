@@ -289,7 +289,7 @@ class RoundDrain:
                 with nullcontext() if is_asked else self._leaving(chat_key):
                     await end_tasks(work)
         following = await self._record_end(attempt, work)
-        if attempt.prepared is not None and attempt.calls:
+        if attempt.prepared is not None and attempt.calls and not attempt.needs_marks:
             self._program_ended(chat_key, attempt.prepared.program_id)
         if attempt.prepared is not None and attempt.prepared.run.parks_at is None:
             await self._runner.forget(attempt.prepared.input)
@@ -337,11 +337,14 @@ class RoundDrain:
         return None
 
     async def _parked(self, attempt: _Attempt) -> ParkedProgram | None:
-        try:
-            return None if attempt.prepared is None else await attempt.prepared.to_park()
-        except BrokerError as exc:  # a repetition makes the calls again whose results are missing
-            logger.bind(error=str(exc)).warning("results_not_kept")
+        if attempt.prepared is None:
             return None
+        try:
+            return await attempt.prepared.to_park()
+        except BrokerError as exc:  # a repetition reads them there, or makes the calls again
+            logger.bind(error=str(exc)).warning("results_not_kept")
+            attempt.needs_marks = True
+            return attempt.prepared.without_results()
 
     def _goes_on(self, attempt: _Attempt) -> bool:
         """Whether the drain may continue with the chat's next round: a slot is free for another chat."""
@@ -393,5 +396,7 @@ class _Attempt:
     calls: Sequence[CallRecord] = ()
     #: Its input; None before it has it.
     prepared: PreparedRound | None = None
+    #: Whether its program waits, and the results of its calls are in the broker only.
+    needs_marks: bool = False
     #: What it spends; None before it has its input.
     meter: RoundMeter | None = None

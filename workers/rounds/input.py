@@ -133,14 +133,19 @@ class PreparedRound:
         Raises:
             BrokerUnavailableError: the results of its calls cannot be read.
         """
+        parked = self.without_results()
+        if parked is None:
+            return None
+        answers, notes = await self.run.to_park()
+        return dataclasses.replace(parked, answers=answers, notes=notes)
+
+    def without_results(self) -> ParkedProgram | None:
+        """Return the same without the results of its calls, which stay where they are."""
         call_id, variables = self.run.parks_at, self.input.variables
         if call_id is None:
             return None
-        answers, notes = await self.run.to_park()
         return ParkedProgram(
             call_id=call_id,
-            answers=answers,
-            notes=notes,
             kept=None if variables is None else dict(variables.values),
             not_kept=None if variables is None else list(variables.not_kept),
         )
