@@ -178,6 +178,8 @@ async def test_a_turn_that_needs_a_secret_or_differs_is_not_saved(
 
 PROGRAM = {"code": "print(1)", "seed": "0" * 64, "ends": "NORMAL", "output": "1\n"}
 CASE = {"version": 1, "chat_key": "c", "programs": [PROGRAM]}
+#: Each value has ten times the one before it.
+LAUGHS = "".join(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)).encode()
 
 
 @pytest.mark.parametrize(
@@ -188,6 +190,8 @@ CASE = {"version": 1, "chat_key": "c", "programs": [PROGRAM]}
         (b"version: yes\nprograms: [", "it is not YAML"),
         (b"\xff\xfe\x00", "it is not YAML"),
         (b"version: one", "it has no `version`"),
+        (b"version: 1\nprograms: &a [*a]", "what its aliases refer to is without end or too large"),
+        (b"version: 1\na0: &a0 x\n" + LAUGHS, "what its aliases refer to is without end or too large"),
         ({**CASE, "version": 2, "more": 1}, "version 2, and this release reads up to 1"),
         ({**CASE, "version": 0}, "version: "),
         ({**CASE, "programs": []}, "programs is empty"),

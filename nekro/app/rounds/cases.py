@@ -33,6 +33,8 @@ _VERSION: Final = 1
 _SUFFIXES: Final = (".yaml", ".yml")
 #: A case is text that people read; a turn has at most some megabytes.
 _MOST_BYTES: Final = 64 << 20
+#: What aliases may add to it.
+_ALIASED_BYTES: Final = 1 << 20
 _HEAD: Final = "# A case of `nekro eval`: programs, the answers to their calls, and what they must do.\n"
 _HEX: Final = r"^[0-9a-f]{64}$"
 #: Characters that clocks note; see ``nekro.sandbox.guest.readings``.
@@ -244,6 +246,8 @@ def read_case(path: Path) -> Case:
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as exc:
         first = str(exc).replace("\n", " ")
         raise UsageError(f"{path} is no case: it is not YAML: {first}") from exc
+    if _is_larger(content, 2 * len(data) + _ALIASED_BYTES):
+        raise UsageError(f"{path} is no case: what its aliases refer to is without end or too large")
     version = content.get("version") if isinstance(content, dict) else None
     if not isinstance(version, int):
         raise UsageError(f"{path} is no case: it has no `version`; `nekro replay TURN --save` writes one")
@@ -352,6 +356,19 @@ def _clean(value: Any, redact: Callable[[str], str]) -> Any:
     if isinstance(value, list):
         return [_clean(item, redact) for item in value]
     return value
+
+
+def _is_larger(content: Any, most: int) -> bool:
+    """Whether data with its aliases written out would have more than so many values and characters."""
+    left, rest = most, [content]
+    while rest and left >= 0:
+        value = rest.pop()
+        left -= 1 + (len(value) if isinstance(value, str | bytes) else 0)
+        if isinstance(value, Mapping):
+            rest += (*value.keys(), *value.values())
+        elif isinstance(value, list):
+            rest += value
+    return left < 0
 
 
 def _faults(exc: ValidationError | RecursionError) -> str:
