@@ -12,7 +12,7 @@ import inspect
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final, Self
@@ -584,11 +584,16 @@ class Services:
                 packages_dir=self.settings.data_dir / "layers",
                 fleet_layers=fleet_layers,
                 hash_seed=hash_seed(resolve_signing_key(self.settings)),
+                waiting=self._waiting_sandboxes,
             )
             await manager.start()
             self._sandboxes = manager
             self.closers["sandboxes"] = manager.close
         return self._sandboxes
+
+    async def _waiting_sandboxes(self) -> Collection[str]:
+        async with self.database.read() as transaction:
+            return await transaction.parked_programs.sandboxes()
 
     @shared_property
     def continuations(self) -> Continuations:

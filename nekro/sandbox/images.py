@@ -20,7 +20,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -73,10 +73,13 @@ def mount_and_hold(directory: Path, settings: SandboxSettings) -> Hold:
         return Hold(directory)
 
 
-def drop_idle(parent: Path, *, idle_seconds: float) -> int:
+def drop_idle(parent: Path, *, idle_seconds: float, kept: Collection[str] = ()) -> int:
     """Unmount and delete areas below ``parent`` without writes for ``idle_seconds``; returns how many.
 
     Areas that a sandbox or a plugin has open are kept.
+
+    Args:
+        kept: names of areas that are in use without either.
     """
     dropped = 0
     if not _images_of(parent).is_dir():
@@ -84,7 +87,7 @@ def drop_idle(parent: Path, *, idle_seconds: float) -> int:
     with _locked(parent):
         for image in _images_of(parent).glob("*.img"):
             directory = parent / image.stem
-            if image.stat().st_mtime > time.time() - idle_seconds:
+            if image.stem in kept or image.stat().st_mtime > time.time() - idle_seconds:
                 continue
             if directory.is_dir() and _is_mounted(directory) and not _unmount(directory):
                 continue

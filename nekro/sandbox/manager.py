@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Final, TypeVar
 from weakref import WeakValueDictionary
@@ -67,9 +67,12 @@ class SandboxManager:
         fleet_layers: Callable[[LayerPublisher], FleetLayers] | None = None,
         driver: SandboxDriver | None = None,
         hash_seed: int = 0,
+        waiting: Callable[[], Awaitable[Collection[str]]] | None = None,
     ) -> None:
         """
         Args:
+            waiting: returns the container keys of chats whose programs go on later, so that their files are
+                not removed as idle ones; None: there are none.
             packages_dir: where package layers are kept; None disables packages.
             fleet_layers: returns the layers of all hosts; None: they share ``packages_dir``.
             driver: None selects it by the settings in ``start``.
@@ -90,7 +93,9 @@ class SandboxManager:
         self._ending: set[asyncio.Task[None]] = set()
         self._in_images = settings.shared_storage == "image"
         self._cleaner = SharedCleaner(
-            idle_seconds=settings.shared_idle_seconds, drop_idle=drop_idle if self._in_images else None
+            idle_seconds=settings.shared_idle_seconds,
+            drop_idle=drop_idle if self._in_images else None,
+            kept=waiting,
         )
 
     async def start(self) -> None:

@@ -18,7 +18,7 @@ import fcntl
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +26,7 @@ from loguru import logger
 
 from nekro.base.tasks import end_tasks
 from nekro_agent.durations import FRESH_SECONDS
+from nekro_agent.errors import NekroError
 from nekro_agent.files import safe_files
 
 __all__ = [
@@ -59,14 +60,19 @@ class Hold:
         os.close(self._fd)
 
 
-def empty_idle(parent: Path, *, idle_seconds: float) -> int:
+def empty_idle(parent: Path, *, idle_seconds: float, kept: Collection[str] = ()) -> int:
     """Empty every directory below ``parent`` that was idle for ``idle_seconds``; returns how many.
+
+    Args:
+        kept: names of those that are in use without a sandbox.
 
     Raises:
         OSError: one of them cannot be emptied; the others are.
     """
     count, failure = 0, None
     for path in _directories(parent):
+        if path.name in kept:
+            continue
         try:
             count += _empty_if_idle(path, time.time() - idle_seconds)
         except FileNotFoundError:  # removed meanwhile
@@ -81,13 +87,21 @@ def empty_idle(parent: Path, *, idle_seconds: float) -> int:
 class SharedCleaner:
     """Sweeps the shared directories of a service periodically."""
 
-    def __init__(self, *, idle_seconds: float, drop_idle: Callable[..., int] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        idle_seconds: float,
+        drop_idle: Callable[..., int] | None = None,
+        kept: Callable[[], Awaitable[Collection[str]]] | None = None,
+    ) -> None:
         """
         Args:
             idle_seconds: 0 disables the sweeps.
             drop_idle: ``area_images.drop_idle`` where areas are images; called before directories are
                 emptied.
+            kept: returns the names of directories that are in use without a sandbox; None: there are none.
         """
+        self._kept = kept
         self._idle_seconds = idle_seconds
         self._drop_idle = drop_idle
         self._parents: set[Path] = set()
@@ -111,21 +125,25 @@ class SharedCleaner:
         pause = max(self._idle_seconds / IDLE_SWEEPS, FRESH_SECONDS)
         while True:
             await asyncio.sleep(pause)
-            for parent in list(self._parents):
-                try:
-                    count = await asyncio.to_thread(self._sweep, parent)
-                except OSError as exc:
-                    # The next sweep tries again; files that cannot be removed do not affect runs.
-                    logger.bind(directory=str(parent), error=str(exc)).warning("sandbox_sweep_failed")
-                    continue
-                if count:
-                    logger.bind(count=count).info("sandbox_shared_emptied")
+            await self.sweep()
 
-    def _sweep(self, parent: Path) -> int:
+    async def sweep(self) -> None:
+        """Empty what is idle; what fails is tried again by the next sweep, and does not affect runs."""
+        for parent in list(self._parents):
+            try:
+                kept = () if self._kept is None else await self._kept()
+                count = await asyncio.to_thread(self._sweep, parent, kept)
+            except (OSError, NekroError) as exc:
+                logger.bind(directory=str(parent), error=str(exc)).warning("sandbox_sweep_failed")
+                continue
+            if count:
+                logger.bind(count=count).info("sandbox_shared_emptied")
+
+    def _sweep(self, parent: Path, kept: Collection[str]) -> int:
         count = 0
         if self._drop_idle is not None:
-            count = self._drop_idle(parent, idle_seconds=self._idle_seconds)
-        return count + empty_idle(parent, idle_seconds=self._idle_seconds)
+            count = self._drop_idle(parent, idle_seconds=self._idle_seconds, kept=kept)
+        return count + empty_idle(parent, idle_seconds=self._idle_seconds, kept=kept)
 
 
 def _directories(parent: Path) -> Iterator[Path]:

@@ -29,13 +29,22 @@ WHERE substr(a.name, 1, 8) = 'uploads/' AND {_OLD} LIMIT :most
 """,  # noqa: S608
     returns={"id": BigInteger()},
 )
+#: A program of the chat goes on later, and needs the files then (``ParkedProgramRepository.sandboxes``).
+_GOES_ON: Final = """
+EXISTS (SELECT 1 FROM parked_programs p WHERE p.chat_key = c.chat_key AND p.until IS NOT NULL)
+OR EXISTS (
+    SELECT 1 FROM parked_programs p JOIN calls k ON k.id = p.call_id
+    WHERE p.chat_key = c.chat_key AND k.state IN ('queued', 'running')
+)
+OR EXISTS (SELECT 1 FROM rounds r WHERE r.chat_key = c.chat_key AND r.state IN ('requested', 'running'))
+"""
 _IDLE = fixed(
-    """
+    f"""
 SELECT a.id, c.chat_key FROM file_areas a LEFT JOIN chats c ON c.container_key = substr(a.name, 8)
-WHERE substr(a.name, 1, 7) = 'shared/' AND a.names > 0 AND a.changed_at < {before}
-    AND (c.lease_until IS NULL OR c.lease_until <= {now})
+WHERE substr(a.name, 1, 7) = 'shared/' AND a.names > 0 AND a.changed_at < {{before}}
+    AND (c.lease_until IS NULL OR c.lease_until <= {{now}}) AND NOT ({_GOES_ON})
 LIMIT :most
-""",
+""",  # noqa: S608
     returns={"id": BigInteger(), "chat_key": FaithfulText()},
 )
 _NEXT = fixed(
@@ -43,13 +52,14 @@ _NEXT = fixed(
     returns={"version": BigInteger()},
 )
 _NEXT_IF_IDLE = fixed(
-    """
-UPDATE file_areas SET version = version + 1, changed_at = {now}
-WHERE id = :of_area AND changed_at < {before} AND NOT EXISTS (
-    SELECT 1 FROM chats c WHERE c.container_key = substr(file_areas.name, 8) AND c.lease_until > {now}
+    f"""
+UPDATE file_areas SET version = version + 1, changed_at = {{now}}
+WHERE id = :of_area AND changed_at < {{before}} AND NOT EXISTS (
+    SELECT 1 FROM chats c
+    WHERE c.container_key = substr(file_areas.name, 8) AND (c.lease_until > {{now}} OR {_GOES_ON})
 )
 RETURNING version
-""",
+""",  # noqa: S608
     returns={"version": BigInteger()},
 )
 _END_OLD = fixed(
@@ -97,7 +107,7 @@ async def end_old_uploads(database: Database, *, seconds: float, limit: int) -> 
 async def empty_idle_areas(database: Database, *, seconds: float, limit: int) -> int:
     """Empty shared areas that nothing has used for a time; returns how many.
 
-    The area of a chat whose lease is held is not idle.
+    The area of a chat whose lease is held, or whose program goes on later, is not idle.
     """
     async with database.read() as tx:
         found = [*await tx.connection.execute(_IDLE, {"seconds": float(seconds), "most": limit})]

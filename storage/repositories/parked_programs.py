@@ -14,15 +14,26 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Executable, Select, bindparam, delete, func, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Executable,
+    Select,
+    bindparam,
+    delete,
+    func,
+    or_,
+    select,
+    union,
+    update,
+)
 
 from storage.driver.statements import FixedStatement
-from storage.repositories.base import Repository, columns_of, values_of
+from storage.repositories.base import Repository, columns_of, is_one_of, values_of
 from storage.repositories.calls import Call, CallRequest
 from storage.repositories.round_values import Round, values_of_merged
 from storage.sql import insert, now
 from storage.states import CallState, RoundState, WaitKind
-from storage.tables import CALLS, PARKED_PROGRAMS, ROUNDS
+from storage.tables import CALLS, CHATS, PARKED_PROGRAMS, ROUNDS
 
 __all__ = [
     "AwaitingCallRepository",
@@ -203,6 +214,10 @@ class ParkedProgramRepository(Repository):
         first, at = next(iter(await self._rows(statement)))
         return None if first is None else float((first - at).total_seconds())
 
+    async def sandboxes(self) -> set[str]:
+        """Return the container keys of chats whose programs wait or have a round to run: they need files."""
+        return set((await self._rows(select(CHATS.c.container_key).where(_goes_on()))).scalars())
+
     async def states(self, call_ids: Sequence[str]) -> dict[str, CallState]:
         """Return the states of calls that programs wait or waited in; missing ones have been deleted."""
         if not call_ids:
@@ -320,6 +335,17 @@ class AwaitingCallRepository(Repository):
     async def _close(self, call_ids: Sequence[str]) -> None:
         statement = update(PARKED_PROGRAMS).where(PARKED_PROGRAMS.c.call_id.in_(call_ids), _is_open())
         await self._rows(statement.values(until=None))
+
+
+def _goes_on() -> ColumnElement[bool]:
+    """SQL: a program of the chat waits, its approved call runs, or a round of it is open."""
+    approved = select(PARKED_PROGRAMS.c.chat_key).join(CALLS, CALLS.c.id == PARKED_PROGRAMS.c.call_id)
+    chats = union(
+        select(PARKED_PROGRAMS.c.chat_key).where(_is_open()),
+        approved.where(is_one_of(CALLS.c.state, CallState.QUEUED, CallState.RUNNING)),
+        select(ROUNDS.c.chat_key).where(is_one_of(ROUNDS.c.state, RoundState.REQUESTED, RoundState.RUNNING)),
+    )
+    return CHATS.c.chat_key.in_(chats)
 
 
 def _waits(*conditions: ColumnElement[bool]) -> Select[Any]:

@@ -15,10 +15,16 @@ from test_run_files import BOX, CHAT, Machine, method, nothing, started
 from broker_config.settings import DatabaseSettings, FileSettings, RetentionSettings, Settings
 from nekro.app.areas.synced import SyncedAreas
 from nekro.sandbox.models import StubCall, StubResult
+from nekro_agent.methods import SandboxMethodType
+from nekro_agent.shared_clock import shared_time
 from storage.engine import Database
 from storage.files.expiry import empty_idle_areas, end_old_uploads
 from storage.files.manifest import Area
 from storage.migrate import upgrade
+from storage.repositories.calls import CallRequest
+from storage.repositories.parked_programs import Wait
+from storage.repositories.rounds import RoundReport, RoundRequest
+from storage.states import TriggerKind, WaitKind
 from workers.ops.sweeps import StoredFileSweep
 from workers.services import WorkerServices
 
@@ -238,6 +244,45 @@ print(os.listdir('/app/shared'))
     result = await one.run(code, method("look"), dispatch=call, fence=fence)
     assert (result.output, result.error) == ("['before.txt']\n", None)
     assert await visit(one, "shared") == {"before.txt": "before"}
+
+
+async def test_the_shared_files_of_a_chat_stay_while_its_program_waits(
+    machines: tuple[Machine, Machine], database: Database
+) -> None:
+    one, _ = machines
+    await one.write("a.txt", "a")
+    async with database.begin() as tx:
+        request = RoundRequest(chat_key=CHAT, trigger_kind=TriggerKind.MESSAGE, trigger_id="1")
+        item, _ = await tx.rounds.request(request)
+        fence = await tx.chats.acquire(CHAT, owner="one", lease_seconds=60)
+        assert fence is not None
+        await tx.rounds.claim_next(CHAT, fence=fence, worker="w")
+        call = CallRequest(
+            id="wait", method="m", type=SandboxMethodType.TOOL, chat_key=CHAT, round_id=item.id
+        )
+        await tx.awaiting_calls.add(call)
+        until = shared_time() + timedelta(days=1)
+        wait = Wait(
+            call_id="wait",
+            program_id=item.id,
+            chat_key=CHAT,
+            turn_id=item.turn_id,
+            kind=WaitKind.TIME,
+            until=until,
+        )
+        await tx.parked_programs.begin(wait)
+        await tx.rounds.finish(item.id, fence=fence, report=RoundReport())
+        await tx.chats.release(CHAT, fence=fence)
+        assert await tx.parked_programs.sandboxes() == {BOX}
+    await age(database)
+    await sweep(database)
+    assert await visit(one, "shared") == {"a.txt": "a"}
+    async with database.begin() as tx:
+        await tx.awaiting_calls.cancel(["wait"], reason="enough")
+        assert await tx.parked_programs.sandboxes() == set()
+    await age(database)
+    await sweep(database)
+    assert await visit(one, "shared") == {}
 
 
 async def test_sweeps_and_changes_at_the_same_time_lose_no_new_file(

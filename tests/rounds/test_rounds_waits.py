@@ -167,6 +167,25 @@ async def test_a_program_that_begins_to_wait_without_the_broker_goes_on_with_wha
     assert bench.journal().count("tick once") == 1
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_the_files_of_a_chat_stay_while_its_program_waits(bench: Bench) -> None:
+    """They are emptied when they were idle for half an hour, and a program may wait for days."""
+    cleaner = (await bench.services.sandboxes())._cleaner
+    cleaner._idle_seconds = -1
+    reads = "print(open('data.txt').read(), ask_user('Which one?'))"
+    await bench.say("chat", "hello")
+    await bench.play("chat", bench.drain(Model("open('data.txt', 'w').write('kept')\nlook('at it')", reads)))
+    await cleaner.sweep()
+    await reply(bench, "red")
+    await cleaner.sweep()
+    _, last = await go_on(bench)
+    assert (last.stop_type, last.output) == (StopType.NORMAL, "kept red\n")
+    areas = bench.settings.data_dir / "sandboxes"
+    assert list(areas.glob("*/data.txt"))
+    await cleaner.sweep()
+    assert not list(areas.glob("*/data.txt"))
+
+
 @pytest.mark.parametrize(("waits", "days"), [(True, 40), (False, 40), (False, 8)])
 async def test_retention_keeps_what_a_program_needs_until_it_has_ended(
     bench: Bench, waits: bool, days: int
