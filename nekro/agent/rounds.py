@@ -224,6 +224,16 @@ class RoundRunner:
                 fence=round_input.fence,
             )
 
+    async def note_ends(self, round_input: RoundInput) -> None:
+        """Note how a round's program, which waits, has left its files; see ``SandboxManager.note_ends``."""
+        if round_input.program_id is not None:
+            await self.sandbox.note_ends(
+                round_input.program_id,
+                chat_key=round_input.chat.chat_key,
+                container_key=round_input.chat.container_key,
+                fence=round_input.fence,
+            )
+
     def run(self, round_input: RoundInput) -> Coroutine[Any, Any, RoundOutcome]:
         """Run one round.
 

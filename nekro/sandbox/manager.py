@@ -38,7 +38,7 @@ from nekro.sandbox.packages.layers import FleetLayers, LayerPublisher
 from nekro.sandbox.run import SandboxRun
 from nekro.sandbox.run_files import RunAreas, RunFiles
 from nekro.sandbox.shared import Hold, SharedCleaner
-from nekro.sandbox.undo import forget_changes, has_originals, undo_changes
+from nekro.sandbox.undo import forget_changes, has_originals, note_ends, undo_changes
 from nekro.sandbox.users import UserHold, hold_user, prepare_directories
 from nekro_agent.durations import DEFER_SECONDS
 from nekro_agent.errors import NekroError, SandboxError
@@ -196,6 +196,27 @@ class SandboxManager:
                     await used.push()
         except NekroError as exc:
             logger.bind(program_id=program_id, error=str(exc)).warning("sandbox_originals_not_removed")
+
+    async def note_ends(
+        self, program_id: str, *, chat_key: str, container_key: str, fence: int | None = None
+    ) -> None:
+        """Note how a program that waits has left its files, so that changes of others are not undone.
+
+        Call it before its end is recorded.
+        """
+        directory = self._directories.shared_dir(container_key)
+        if not has_originals(directory):
+            return
+        try:
+            async with (
+                self._containers.setdefault(container_key, asyncio.Lock()),  # its processes have ended
+                self._areas.for_run(chat_key, container_key, fence=fence) as used,
+            ):
+                await _uncancelled(asyncio.to_thread(note_ends, directory, program_id))
+                if used is not None:
+                    await used.push()
+        except (NekroError, OSError) as exc:
+            logger.bind(program_id=program_id, error=str(exc)).warning("sandbox_ends_not_noted")
 
     def stop(self, run_id: str) -> bool:
         """End a run at an operator's request (stop type MANUAL); False when it does not run here."""

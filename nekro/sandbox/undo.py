@@ -32,6 +32,7 @@ __all__ = [
     "NotUndoneError",
     "forget_changes",
     "has_originals",
+    "note_ends",
     "undo_changes",
     "undo_name",
 ]
@@ -40,11 +41,15 @@ __all__ = [
 MOST_UNDO_BYTES: Final = 64 << 20
 _MOST_RECORDS: Final = 20_000
 _MOST_INDEX_BYTES: Final = (4 << 20) + (64 << 10)
+#: With what ``note_ends`` has noted of each path.
+_MOST_ENDS_BYTES: Final = _MOST_INDEX_BYTES + 100 * _MOST_RECORDS
 #: Directories of runs that are kept: those of programs that wait, or were not run again.
 _MOST_RUNS: Final = 32
 #: Of the end of a file, which shows that it was only appended to.
 _MOST_TAIL_DIGITS: Final = 256
 _KINDS: Final = ("absent", "directory", "symlink", "size", "file")
+#: Name of the file that ``note_ends`` writes.
+_ENDS: Final = "ends"
 _OPEN: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
@@ -86,7 +91,7 @@ def undo_changes(root: Path, program_id: str) -> bool:
     directory = f"{UNDO_NAME}/{undo_name(program_id)}"
     _drop_oldest(root)
     try:
-        index = safe_files.read_file(root, f"{directory}/index", max_bytes=_MOST_INDEX_BYTES)
+        index = _index_of(root, directory)
     except FileNotFoundError:
         forget_changes(root, program_id)
         return False
@@ -94,12 +99,56 @@ def undo_changes(root: Path, program_id: str) -> bool:
         raise NotUndoneError(f"the files of the earlier attempt cannot be put back: {exc}") from exc
     try:
         originals = _parse(index)
+        _refuse_others(root, directory)
         _put_back(root, directory, originals)
     except (OSError, InvalidValueError, TypeError, ValueError, RecursionError) as exc:
         logger.bind(program_id=program_id, error=str(exc)).warning("sandbox_files_not_undone")
         raise NotUndoneError(f"the files of the earlier attempt cannot be put back: {exc}") from exc
     forget_changes(root, program_id)
     return True
+
+
+def note_ends(root: Path, program_id: str) -> None:
+    """Note how a program that waits has left the files that it changed; others may change them meanwhile.
+
+    Raises:
+        OSError: that cannot be written.
+    """
+    directory = f"{UNDO_NAME}/{undo_name(program_id)}"
+    try:
+        paths = [one.path for one in _parse(_index_of(root, directory))]
+    except (OSError, InvalidValueError, TypeError, ValueError, RecursionError):
+        return  # there is none, or it cannot be undone anyway
+    ends = {path: _content_of(root, path) for path in paths}
+    safe_files.replace_file(root, f"{directory}/{_ENDS}", json.dumps(ends).encode())
+
+
+def _index_of(root: Path, directory: str) -> bytes:
+    return safe_files.read_file(root, f"{directory}/index", max_bytes=_MOST_INDEX_BYTES)
+
+
+def _content_of(root: Path, path: str) -> str:
+    """Return the digest of a file; "" if there is no file of this name."""
+    try:
+        with safe_files.open_file(root, path) as file:
+            return safe_files.sha256_of(file)
+    except (OSError, InvalidValueError):
+        return ""
+
+
+def _refuse_others(root: Path, directory: str) -> None:
+    """Raise ValueError if another program has changed what the one that waited had changed."""
+    try:
+        data = safe_files.read_file(root, f"{directory}/{_ENDS}", max_bytes=_MOST_ENDS_BYTES)
+    except FileNotFoundError:
+        return
+    ends = json.loads(data)
+    if not isinstance(ends, dict):
+        raise TypeError("the note of its end is malformed")
+    for path, content in ends.items():
+        if _content_of(root, path) != content:
+            raise ValueError(f"something else, as another program of the chat, has changed {path!a} since")
+    safe_files.remove_file(root, f"{directory}/{_ENDS}")  # an interrupted undo changes them too
 
 
 def forget_changes(root: Path, program_id: str) -> None:

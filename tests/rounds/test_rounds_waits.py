@@ -168,6 +168,27 @@ async def test_a_program_that_begins_to_wait_without_the_broker_goes_on_with_wha
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
+async def test_what_another_program_writes_meanwhile_is_not_undone(bench: Bench) -> None:
+    await play(
+        bench,
+        """
+with open("log.txt", "a") as log:
+    print("first", file=log)
+print(ask_user("Which one?"))
+""",
+    )
+    await bench.say("chat", "and now?", user_id="u2")
+    await bench.play(
+        "chat", bench.drain(Model("with open('log.txt', 'a') as log:\n    print('other', file=log)"))
+    )
+    await reply(bench, "red")
+    model, _ = await go_on(bench)
+    (path,) = (bench.settings.data_dir / "sandboxes").glob("*/log.txt")
+    assert len(model.prompts) == 1 and "another program of the chat" in model.prompts[0]
+    assert path.read_text() == "first\nother\n"
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
 async def test_the_files_of_a_chat_stay_while_its_program_waits(bench: Bench) -> None:
     """They are emptied when they were idle for half an hour, and a program may wait for days."""
     cleaner = (await bench.services.sandboxes())._cleaner

@@ -284,6 +284,36 @@ async def test_files_that_methods_wrote_stay(box: Lab) -> None:
     assert [path.name for path in (box.shared() / "made").iterdir()] == ["by-method.txt"]
 
 
+async def test_changes_of_others_after_the_noted_end_are_not_undone(
+    box: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, code = box.shared(), "open('log', 'a').write('own')\nopen('new', 'w').close()"
+    (root / "log").write_text("before ")
+    os.chmod(root / "log", 0o666)
+    names = {"chat_key": "chat", "container_key": box.container()}
+    for change in ("other", ""):
+        await _attempt(box, code)
+        await box.manager.note_ends("run", **names)
+        with (root / "log").open("a") as log:
+            log.write(change)
+        if change:
+            with pytest.raises(NotUndoneError, match="another program of the chat, has changed 'log'"):
+                undo_changes(root, "run")
+            assert (root / "log").read_text() == "before ownother"
+            (root / "log").write_text("before ")
+            (root / "new").unlink()
+            await box.manager.forget("run", **names)
+    # An interrupted one is finished, although files differ from the noted end then.
+    with monkeypatch.context() as patch:
+        patch.setattr(undo, "_replace", lambda *_: 1 / 0)
+        patch.setattr(undo, "_shorten", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            undo_changes(root, "run")
+    assert not (root / "new").exists()
+    assert undo_changes(root, "run")
+    assert (root / "log").read_text() == "before "
+
+
 async def test_signal_that_raises_while_a_file_is_saved_reaches_the_code(box: Lab) -> None:
     code = """
 import signal

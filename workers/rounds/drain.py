@@ -337,8 +337,9 @@ class RoundDrain:
         return None
 
     async def _parked(self, attempt: _Attempt) -> ParkedProgram | None:
-        if attempt.prepared is None:
+        if attempt.prepared is None or attempt.prepared.run.parks_at is None:
             return None
+        await self._runner.note_ends(attempt.prepared.input)
         try:
             return await attempt.prepared.to_park()
         except BrokerError as exc:  # a repetition reads them there, or makes the calls again
