@@ -95,7 +95,7 @@ async def test_a_follow_up_round_builds_no_statement(bench: Bench, monkeypatch: 
 
 @pytest.mark.extended
 async def test_a_later_turn_builds_no_statement(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does one from its start to its end, except a list, whose statement is built once for each process."""
+    """Nor does one from its start to its end; that of a list is built once for each process."""
     seen: dict[int, Any] = {}
     new: list[str] = []
 
