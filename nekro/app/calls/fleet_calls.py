@@ -33,7 +33,7 @@ from nekro_agent.commands.schemas import (
     CommandResponse,
     CommandResponseStatus,
 )
-from nekro_agent.durations import GRACE_SECONDS, HOOK_SECONDS, REFRESH_SECONDS
+from nekro_agent.durations import HOOK_SECONDS, PROGRAM_SECONDS, REFRESH_SECONDS
 from nekro_agent.errors import (
     BrokerUnavailableError,
     InvalidValueError,
@@ -221,13 +221,13 @@ class FleetHooks:
     async def ask_extension(self, plugin_key: str, hook: str, *, seconds: float) -> Any:
         """Call what an extension offers on the worker of a plugin (``WorkerPart.hooks``).
 
-        A plugin that was added just now is waited for, because workers have it within a second.
+        A plugin that was added just now is waited for: workers have it within a second, on a busy host later.
 
         Raises:
             NekroError: no worker has the plugin, or none answered.
         """
         ctx = AgentCtx.for_call(chat_key=_NO_CHAT, container_key="", user_id=None)
-        give_up_at = time.monotonic() + GRACE_SECONDS
+        give_up_at = time.monotonic() + PROGRAM_SECONDS
         while True:
             try:
                 return await run_on_worker(
