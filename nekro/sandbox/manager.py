@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 from weakref import WeakValueDictionary
@@ -189,11 +190,9 @@ class SandboxManager:
         directory = self._directories.shared_dir(container_key)
         if not has_originals(directory):
             return
+        forget = partial(forget_changes, directory, program_id)
         try:
-            async with self._areas.for_run(chat_key, container_key, fence=fence) as used:
-                await _uncancelled(asyncio.to_thread(forget_changes, directory, program_id))
-                if used is not None:
-                    await used.push()
+            await self._in_area(forget, chat_key=chat_key, container_key=container_key, fence=fence)
         except NekroError as exc:
             logger.bind(program_id=program_id, error=str(exc)).warning("sandbox_originals_not_removed")
 
@@ -207,16 +206,21 @@ class SandboxManager:
         directory = self._directories.shared_dir(container_key)
         if not has_originals(directory):
             return
+        note = partial(note_ends, directory, program_id)
         try:
-            async with (
-                self._containers.setdefault(container_key, asyncio.Lock()),  # its processes have ended
-                self._areas.for_run(chat_key, container_key, fence=fence) as used,
-            ):
-                await _uncancelled(asyncio.to_thread(note_ends, directory, program_id))
-                if used is not None:
-                    await used.push()
+            async with self._containers.setdefault(container_key, asyncio.Lock()):  # its processes have ended
+                await self._in_area(note, chat_key=chat_key, container_key=container_key, fence=fence)
         except (NekroError, OSError) as exc:
             logger.bind(program_id=program_id, error=str(exc)).warning("sandbox_ends_not_noted")
+
+    async def _in_area(
+        self, change: Callable[[], None], *, chat_key: str, container_key: str, fence: int | None
+    ) -> None:
+        """Change what was saved of a program, on a thread, and commit it where files are in a store."""
+        async with self._areas.for_run(chat_key, container_key, fence=fence) as used:
+            await _uncancelled(asyncio.to_thread(change))
+            if used is not None:
+                await used.push()
 
     def stop(self, run_id: str) -> bool:
         """End a run at an operator's request (stop type MANUAL); False when it does not run here."""

@@ -2,7 +2,7 @@
 
 Two locks of the kernel keep uses apart; it releases them when a process dies. Who uses a directory holds one
 as a reader. Whoever begins to use it and finds no other reader knows that what differs from the manifest was
-left by a process that died. The other lock is held for a moment by whoever restores, pulls or pushes.
+left by a process that died. Each restore, pull and push holds the other lock for a moment.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class AreaPlace:
     name: str
     directory: Path
     limits: AreaLimits = UNLIMITED
-    #: Whether changes that nobody who still runs has made are undone when a use begins.
+    #: Whether a use begins by undoing the changes of processes that have ended.
     forgets: bool = True
     #: Whether a change of what another host has changed too is refused; otherwise the last one wins.
     refuses: bool = False

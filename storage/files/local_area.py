@@ -301,7 +301,7 @@ class LocalArea:
     def _give_way(self, present: Sequence[Entry], gone: Sequence[str]) -> list[Entry]:
         """Remove files that are gone or replaced, unless they were changed here; returns what to copy.
 
-        What is known of a file that both have changed tells a push whether it may replace the other's.
+        The known state of a file that both changed decides whether a push may replace the other's version.
         """
         for path in sorted(gone, key=lambda path: -path.count("/")):
             is_untouched = self._is_untouched(path)

@@ -92,7 +92,7 @@ class ProgramOrigin:
     chat_key: str
     #: The methods of those of its calls that have effects, by the ids that they have in the new program.
     effects: dict[str, str]
-    #: With which stop type it ended; None: it goes on where its end is not recorded.
+    #: The stop type that ended it; None: its end is not recorded, and the new program goes on there.
     stop_type: int | None = None
 
 
@@ -299,7 +299,7 @@ class AwaitingCallRepository(Repository):
         """End a call that awaited something else than approval; None if it does not await anything.
 
         Args:
-            outcome: as that of a call that was run; None: it failed with the error.
+            outcome: in the form that workers store; None: the call failed with the error.
         """
         values = {
             "state": CallState.FAILED if outcome is None else CallState.DONE,

@@ -271,7 +271,7 @@ except TimeoutError as exc:
     assert wait.until is not None and wait.until < shared_time() + timedelta(seconds=61)
     await let_time_pass(bench)
     await go_on(bench)
-    assert "nobody has answered in time" in (await texts(bench))[-1]
+    assert "no answer has arrived in time" in (await texts(bench))[-1]
     assert await reply(bench, "late") is not None, "it begins a turn, as any message"
 
 

@@ -97,8 +97,8 @@ class StoredParts:
     async def record(self, transaction: Transaction) -> None:
         """Let the area have the whole content instead of its parts, if it is stored.
 
-        Call it last in the transaction that ends the claim, so that whoever takes over a download that has
-        not ended finds the parts.
+        Call it last in the transaction that ends the claim, so that a process that takes over a
+        download finds the parts if that has not ended.
         """
         if self._finished is not None:
             removed = self._paths - {self._finished.path}
@@ -132,7 +132,7 @@ class StoredParts:
         )
 
     async def _shared(self, tx: Transaction, sha256: str, is_public: bool) -> Content | None:
-        """Return a stored content that an ended download brought: nobody gets other files by their digest."""
+        """Return a stored content that an ended download brought; a digest alone gives no other file."""
         content = await tx.contents.find(sha256)
         if content is None or not content.is_stored:
             return None

@@ -118,7 +118,7 @@ async def read_handbook(_ctx: AgentCtx, section: str) -> str:
     SandboxMethodType.TOOL, "Pay", "Pay an amount; a person approves it.", requires_approval=True
 )
 async def pay(_ctx: AgentCtx, who: str, amount: float) -> str:
-    """Pay somebody; a person has to approve it, and the program waits for that.
+    """Pay a person; the program waits until another person has approved it.
 
     Args:
         who (str): Who gets it.

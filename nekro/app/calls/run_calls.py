@@ -105,9 +105,9 @@ class Program:
     parks: bool = False
     #: What it did in earlier attempts; None: this is the first one.
     journal: ProgramJournal | None = None
-    #: Most bytes of answers and readings with which it can be run again.
+    #: A program with more bytes of answers and readings than this is not run again.
     journal_bytes: int = 0
-    #: Awaited with the reason, once, before the call with which it has too many.
+    #: Awaited with the reason, once, before the call that exceeds this.
     on_unresumable: Callable[[str], Awaitable[None]] | None = None
 
 

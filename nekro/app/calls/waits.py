@@ -229,7 +229,7 @@ async def may_park(transaction: Transaction, chat_key: str, program_id: str) -> 
 def _end_of_time(wait: Wait) -> _WaitEnd:
     if wait.kind is WaitKind.TIME:
         return _WaitEnd.of(None)
-    what = f"job {wait.subject} has not ended" if wait.kind is WaitKind.JOB else "nobody has answered"
+    what = f"job {wait.subject} has not ended" if wait.kind is WaitKind.JOB else "no answer has arrived"
     return _WaitEnd(error_type=CallTimeoutError.__name__, error_message=f"{what} in time")
 
 

@@ -105,7 +105,7 @@ class CaseProgram(_Part):
 
 
 class Case(_Part):
-    """The programs of a turn, each of which begins with the variables of the one before."""
+    """The programs of a turn. Each begins with the variables of the one before."""
 
     version: Literal[1] = _VERSION
     chat_key: str = Field(min_length=1, max_length=200)

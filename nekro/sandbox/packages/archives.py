@@ -1,6 +1,6 @@
 """Archives of installed packages, which hosts without a shared disk store for each other.
 
-pip writes regular files, of which some are executable: it also makes files of the links that a wheel has. An
+pip writes regular files, some of them executable: it also makes files of the links that a wheel has. An
 archive therefore has these and nothing else, and no file has another right than to be read, written by its
 owner, and executed. What comes from a store is checked again.
 """
