@@ -236,6 +236,8 @@ def test_a_stopped_worker_leaves_at_once_a_dead_one_ages_out_and_the_last_catalo
     untried = fleet.run("mcp", "test", "clock")
     assert untried.returncode == ExitCode.SERVICE
     assert "no worker serves lane methods; start `nekro worker --lane methods`" in untried.stderr
+    # Later tests have this database, and a worker that loses the server's pinned plugin ends.
+    assert fleet.run("mcp", "remove", "clock").returncode == 0
     # The next worker deletes what they left.
     fleet.start("long", settings=with_dirs(fleet, first))
     (only,) = catalogue_of(fleet).workers
@@ -250,4 +252,7 @@ def test_a_suspended_worker_comes_back_into_the_catalogue(fleet: Fleet, tmp_path
     fleet.start("long", settings=with_dirs(fleet, todo))  # deletes the rows of the suspended one
     assert [worker.lane for worker in catalogue_of(fleet).workers] == ["long"]
     frozen.thaw()
-    wait_until(lambda: len(catalogue_of(fleet).workers) == 2, what="the suspended worker to publish again")
+    wait_until(
+        lambda: len(catalogue_of(fleet).workers) == 2,
+        what=fleet.waiting_for("the suspended worker to publish again"),
+    )
