@@ -227,7 +227,7 @@ async def _read(
 
 async def _foreign(settings: Settings, gateway: _Gateway) -> tuple[float, float]:
     """Announce events of a chat without readers; returns the CPU of the gateway and of Redis for each."""
-    # Sent as in a busy fleet: a reader gets several at a time. `Announcer` sends one, and waits.
+    # Sent as in a busy fleet: a reader gets several at a time.
     channel = Keys(prefix=settings.broker.key_prefix).events
     body = {"chat_key": "bench_unread", "number": 1, "types": ["call.ended"]}
     message = json.dumps({"kind": "added", "body": body})

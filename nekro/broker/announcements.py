@@ -12,14 +12,17 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from loguru import logger
 
 from broker_config.keys import Keys
-from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import Settings
-from nekro.base.tasks import end_tasks
+from nekro.base.greenlet_bridge import at_loop_close
+from nekro.base.tasks import end_tasks, log_errors
+from nekro.broker.redis.link import RedisLink
 from nekro.broker.redis.subscription import Subscription
 from nekro.wire import plain_json
 
@@ -29,6 +32,8 @@ __all__ = ["Announcements", "Announcer"]
 #: event and the types of all new ones; that of the second is the event.
 _ADDED: Final = "added"
 _LIVE: Final = "live"
+#: Most live events of a loop that wait to be published; further ones are dropped.
+MOST_LIVE: Final = 64
 
 
 def _place(settings: Settings) -> tuple[str | None, str]:
@@ -37,30 +42,147 @@ def _place(settings: Settings) -> tuple[str | None, str]:
 
 
 class Announcer:
-    """Publishes the announcements of one process; thread-safe.
+    """Publishes the announcements of one process, those of an event loop over a connection of that loop.
 
-    Its methods block for one round trip, and raise ``redis.RedisError`` or ``OSError`` if it fails.
+    What is announced while earlier announcements are on their way goes out together after them. A failure is
+    logged, and what could not be published is not repeated.
     """
 
     def __init__(self, settings: Settings) -> None:
         """Open no connection."""
+        self._settings = settings
+        self._outboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Outbox] = WeakKeyDictionary()
+        self._is_closed = False
+
+    def added(self, chat_key: str, number: int, types: frozenset[str], *, delay_seconds: float = 0) -> None:
+        """Announce that a chat has events up to ``number``; returns at once. Call it on an event loop.
+
+        Several announcements of a chat that wait are published as one.
+
+        Args:
+            types: of the new events; none: unknown.
+            delay_seconds: publish after this time, unless something else is published before.
+        """
+        if not self._is_closed:
+            self._outbox().add(chat_key, number, types, delay_seconds=delay_seconds)
+
+    def live(self, chat_key: str, event: Mapping[str, Any]) -> bool:
+        """Publish an event that is not kept; returns at once. Call it on an event loop.
+
+        False: it was dropped, because too many wait.
+        """
+        return not self._is_closed and self._outbox().add_live(chat_key, event)
+
+    async def close(self) -> None:
+        """Publish what waits on the running loop, and close its connection; nothing is announced later."""
+        self._is_closed = True
+        outbox = self._outboxes.get(asyncio.get_running_loop())
+        if outbox is not None:
+            await outbox.close()
+
+    def _outbox(self) -> _Outbox:
+        loop = asyncio.get_running_loop()
+        outbox = self._outboxes.get(loop)
+        if outbox is None:
+            outbox = self._outboxes[loop] = _Outbox(self._settings)
+            at_loop_close(outbox.close)
+        return outbox
+
+
+@dataclass(slots=True)
+class _Added:
+    """New events of a chat, as in ``Announcer.added``."""
+
+    chat_key: str
+    number: int
+    types: frozenset[str]
+
+    def join(self, number: int, types: frozenset[str]) -> None:
+        """Add later events; of unknown types with known ones, not all are known."""
+        self.number = number
+        self.types = self.types | types if self.types and types else frozenset()
+
+    def message(self) -> bytes:
+        """Return the message that announces them."""
+        body = {"chat_key": self.chat_key, "number": self.number, "types": sorted(self.types)}
+        return plain_json.dump({"kind": _ADDED, "body": body})
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """A live event of a chat."""
+
+    chat_key: str
+    event: Mapping[str, Any]
+
+    def message(self) -> bytes:
+        """Return the message that contains it."""
+        return plain_json.dump({"kind": _LIVE, "body": {**self.event, "chat_key": self.chat_key}})
+
+
+class _Outbox:
+    """What waits on one event loop to be published, and the connection for it."""
+
+    def __init__(self, settings: Settings) -> None:
         url, self._channel = _place(settings)
-        self._client = RedisEndpoint(settings.broker, url).client()
+        self._link = RedisLink(settings.broker, url)
+        #: In the order in which it is published.
+        self._waiting: list[_Added | _Live] = []
+        self._added: dict[str, _Added] = {}
+        self._live = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._sending: asyncio.Task[None] | None = None
 
-    def added(self, chat_key: str, number: int, types: frozenset[str]) -> None:
-        """Announce that a chat has events up to ``number``, the new ones of these types; none: unknown."""
-        self._publish(_ADDED, {"chat_key": chat_key, "number": number, "types": sorted(types)})
+    def add(self, chat_key: str, number: int, types: frozenset[str], *, delay_seconds: float) -> None:
+        waiting = self._added.get(chat_key)
+        if waiting is not None:
+            waiting.join(number, types)
+        else:
+            added = self._added[chat_key] = _Added(chat_key, number, types)
+            self._waiting.append(added)
+        if delay_seconds == 0:
+            self._send()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(delay_seconds, self._send)
 
-    def live(self, chat_key: str, event: Mapping[str, Any]) -> None:
-        """Publish an event that is not kept."""
-        self._publish(_LIVE, {**event, "chat_key": chat_key})
+    def add_live(self, chat_key: str, event: Mapping[str, Any]) -> bool:
+        if self._live >= MOST_LIVE:
+            return False
+        self._live += 1
+        self._waiting.append(_Live(chat_key, event))
+        self._send()
+        return True
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
+    async def close(self) -> None:
+        """Publish what waits, and close the connection; what is added later opens it again."""
+        try:
+            self._send()
+            if self._sending is not None:
+                await self._sending
+        finally:
+            await self._link.close()
 
-    def _publish(self, kind: str, body: Mapping[str, Any]) -> None:
-        self._client.publish(self._channel, plain_json.dump({"kind": kind, "body": body}))
+    def _send(self) -> None:
+        """Publish what waits, after what is on its way."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiting and self._sending is None:
+            self._sending = asyncio.create_task(self._send_all(), name="nekro-announcer")
+
+    async def _send_all(self) -> None:
+        try:
+            while self._waiting:
+                waiting, self._waiting, self._added, self._live = self._waiting, [], {}, 0
+                replies = []
+                for one in waiting:
+                    with log_errors("announcement_not_encoded"):
+                        replies.append(self._link.begin("PUBLISH", self._channel, one.message()))
+                for reply in await asyncio.gather(*replies, return_exceptions=True):
+                    if isinstance(reply, Exception):
+                        logger.bind(error=type(reply).__name__).warning("announcement_not_published")
+        finally:
+            self._sending = None
 
 
 class Announcements:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -82,7 +81,7 @@ async def test_lost_calls_of_every_lane_are_sent_again_once_by_a_process_without
         assert await publisher.calls_lost(messages) == len(messages)
         assert await publisher.calls_lost(messages) == 0, "the first copies are still in their queues"
     finally:
-        await asyncio.to_thread(publisher.close)
+        await publisher.close()
     with redis.Redis.from_url(str(settings.broker.url)) as client:
         assert [client.llen(f"{settings.broker.key_prefix}{lane}") for lane in lanes] == [1, 1, 1]
 

@@ -70,9 +70,23 @@ class Heard:
         await self.announcements.close()
 
 
-async def test_announcements_of_any_chat_arrive_in_order(settings: Settings) -> None:
+async def announce(settings: Settings, number: int) -> None:
+    """Announce an event of the chat; returns when Redis has published it."""
     announcer = Announcer(settings)
-    announcer.added("before", 1, frozenset())
+    announcer.added(CHAT, number, frozenset())
+    await announcer.close()
+
+
+def publish(settings: Settings, *messages: bytes) -> None:
+    """Publish messages that no announcer of this release would."""
+    with redis.Redis.from_url(str(settings.broker.url)) as client:
+        for message in messages:
+            client.publish(f"{settings.broker.key_prefix}events", message)
+
+
+async def test_announcements_of_any_chat_arrive_in_order(settings: Settings) -> None:
+    await announce(settings, 0)
+    announcer = Announcer(settings)
     before = keys(settings, "*")
     async with Heard(settings) as one, Heard(settings) as other:
         announcer.added(CHAT, 1, frozenset({"message.sent", "call.ended"}))
@@ -89,11 +103,11 @@ async def test_announcements_of_any_chat_arrive_in_order(settings: Settings) -> 
             assert event["data"] == {"text": "\ud800群"}
         assert (one.begun, other.begun) == (1, 1)
         assert keys(settings, "*") == before, "nothing is stored"
-    announcer.close()
+    await announcer.close()
 
 
 async def test_announcements_that_nobody_needs_are_not_received(settings: Settings) -> None:
-    announcer, channel = Announcer(settings), f"{settings.broker.key_prefix}events"
+    channel = f"{settings.broker.key_prefix}events"
     with redis.Redis.from_url(str(settings.broker.url)) as client:
 
         def subscribers() -> int:
@@ -103,33 +117,28 @@ async def test_announcements_that_nobody_needs_are_not_received(settings: Settin
             heard.announcements.need(False)
             await eventually(lambda: subscribers() == 0, what="the end of the subscription")
             assert not await heard.announcements.listening(seconds=0)
-            announcer.added(CHAT, 1, frozenset())
+            await announce(settings, 1)
             heard.announcements.need(True)
             assert await heard.announcements.listening(seconds=WAIT_SECONDS)
-            announcer.added(CHAT, 2, frozenset())
+            await announce(settings, 2)
             await eventually(lambda: heard.added == [(CHAT, 2, frozenset())], what="the second one")
             assert heard.begun == 2
         await eventually(lambda: subscribers() == 0, what="the end of the subscription")
-    announcer.close()
 
 
 async def test_messages_of_other_releases_are_ignored(settings: Settings) -> None:
-    announcer = Announcer(settings)
     async with Heard(settings) as heard:
-        for message in (
+        publish(
+            settings,
             b"", b"{", b"\xff", b"[]", b"5", b'{"kind":"added"}', b'{"kind":"added","body":[]}',
             b'{"kind":"added","body":{"chat_key":5,"number":1}}', b'{"kind":"live","body":{"chat_key":null}}',
             b'{"kind":"added","body":{"chat_key":"c","number":"1"}}',
             b'{"kind":"other","body":{"chat_key":"c"}}',
             b'{"kind":"added","body":{"chat_key":"c","number":1,"types":{"a":1}}}', b"[" * 100_000,
-        ):  # fmt: skip
-            announcer._client.publish(announcer._channel, message)
-        announcer._client.publish(
-            announcer._channel, b'{"kind":"added","body":{"chat_key":"c","number":1,"types":["a",2],"new":1}}'
-        )
+            b'{"kind":"added","body":{"chat_key":"c","number":1,"types":["a",2],"new":1}}',
+        )  # fmt: skip
         await eventually(lambda: heard.added == [("c", 1, frozenset({"a"}))], what="the known one")
         assert heard.live == [] and heard.begun == 1
-    announcer.close()
 
 
 async def test_a_process_that_is_too_far_behind_begins_again(
@@ -137,18 +146,16 @@ async def test_a_process_that_is_too_far_behind_begins_again(
 ) -> None:
     """Redis disconnects it; results of calls have another connection."""
     settings = make_settings(broker={"url": own_redis.url})
-    announcer = Announcer(settings)
     async with Heard(settings) as heard:
         with redis.Redis.from_url(own_redis.url) as client:
             client.config_set("client-output-buffer-limit", "pubsub 1mb 1mb 1")
             # The loop does nothing meanwhile.
-            channel, text = f"{settings.broker.key_prefix}events", "x" * (1 << 20)
+            channel = f"{settings.broker.key_prefix}events"
             while client.pubsub_numsub(channel)[0][1]:
-                announcer.live(CHAT, {"text": text})
+                client.publish(channel, b"x" * (1 << 20))
         await eventually(lambda: heard.begun == 2, what="the second subscription")
-        announcer.added(CHAT, 7, frozenset())
+        await announce(settings, 7)
         await eventually(lambda: (CHAT, 7, frozenset()) in heard.added, what="a later announcement")
-    announcer.close()
 
 
 async def test_the_sweep_deletes_the_queues_of_killed_watchers_only(
@@ -186,10 +193,8 @@ async def test_announcements_are_received_again_after_redis_was_killed(
         own_redis.start()
         await eventually(lambda: heard.begun == 2, what="the second subscription")
         assert heard.announcements.failure is None
-        announcer = Announcer(settings)
-        announcer.added(CHAT, 1, frozenset())
+        await announce(settings, 1)
         await eventually(lambda: heard.added == [(CHAT, 1, frozenset())], what="the announcement")
-        announcer.close()
 
 
 async def test_an_unreachable_broker_is_named(
@@ -221,7 +226,7 @@ async def test_a_reader_gives_up_when_the_broker_has_been_out_of_reach(
         own_redis.kill()
         with pytest.raises(BrokerUnavailableError):
             await anext(events)
-    announcer.close()
+    await announcer.close()
 
 
 def test_tail_reports_that_nothing_runs(

@@ -64,7 +64,7 @@ class RecordingPublisher(EventPublisher):
         for task in self._running:
             task.cancel()
         await self.settled()
-        self.close()
+        await self.close()
 
 
 async def emptied(settings: DatabaseSettings, data_dir: Path) -> Database:

@@ -285,7 +285,7 @@ async def test_messages_of_queued_jobs_are_published_again_only_if_one_is_missin
     await worker_dies(database)
     await sweep.sweep()
     assert client.llen(queue) == 3
-    await asyncio.to_thread(publisher.close)
+    await publisher.close()
 
 
 async def test_job_cancelled_in_the_queue_does_not_run(

@@ -38,7 +38,7 @@ async def port(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     database = await emptied(request.getfixturevalue("migrated")(request.param), tmp_path)
     recorder = RecordingPublisher()
     yield Port(SqlMessages(database, recorder), SqlRecords(database, recorder), lambda: recorder.rounds)
-    recorder.close()
+    await recorder.close()
     await database.dispose()
 
 

@@ -35,7 +35,7 @@ async def services(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
         SqlMessages(database, recorder),
         SqlKeyValueStore(database, StoreSettings()),
     )
-    recorder.close()
+    await recorder.close()
     await database.dispose()
 
 

@@ -46,6 +46,7 @@ async def test_closed_services_leave_no_descriptor_open(
         await services.publisher.round_requested("chat")
         await services.publisher.job_queued("job", "chat")
         await services.publisher.revoke("none")
+        services.publisher.events_added("chat", 1)
         services.app.backend.client.ping()
         await services.close()
 

@@ -1,5 +1,5 @@
-"""Publishes requests and announcements from coroutines: outside of the event loop, in bounded time, without
-raising.
+"""Publishes requests and announcements from coroutines, in bounded time and without raising: requests on
+threads, because kombu blocks, and announcements on the loop's own connection.
 
 An announcement names a row that is already committed. If it cannot be published, that is logged. Readers of
 events find the row by themselves, and the sweep repeats what workers must hear.
@@ -45,10 +45,10 @@ T = TypeVar("T")
 
 #: kombu publishes with blocking sockets; with two threads a slow publication does not delay the next.
 _THREADS: Final = 2
-#: Most live events that wait to be published; further ones are dropped.
-_MOST_LIVE: Final = 64
-#: Most delayed events; further ones are published without delay.
+#: Most delayed requests; further ones are published without delay.
 _MOST_LATER: Final = 64
+#: Delay of what is published later.
+_LATER_SECONDS: Final = 2 * DEFER_SECONDS
 
 
 class EventPublisher:
@@ -64,15 +64,9 @@ class EventPublisher:
         self._announcer = Announcer(app.nekro_settings)
         #: For each server that chats are partitioned over, so that one that is down delays no other.
         self._pools = [ThreadPoolExecutor(_THREADS, thread_name_prefix="publish") for _ in app.servers]
-        #: For what belongs to no chat, and announcements of events.
-        self._pool = self._pools[0]
-        self._later = [_DelayedEvents(pool, seconds=2 * DEFER_SECONDS) for pool in self._pools]
-        #: Number of the newest event of each chat that is not announced yet, and the types of all of these.
-        self._added: dict[str, tuple[int, frozenset[str]]] = {}
-        self._live_waiting = 0
+        self._later = [_DelayedRequests(pool) for pool in self._pools]
         #: Called with the chat, number and types of each announcement; must neither block nor raise.
         self.listeners: list[Callable[[str, int, frozenset[str]], None]] = []
-        self._lock = Lock()
 
     async def round_requested(self, chat_key: str, *, later: bool = False) -> None:
         """Announce to the rounds lane that a chat has a requested round.
@@ -152,14 +146,14 @@ class EventPublisher:
 
         Whoever asks for it may be cancelled before it has happened.
         """
-        self._submit("tasks.revoked", partial(revoke_request, self._app, digest))
+        send = partial(revoke_request, self._app, digest)
+        with suppress(RuntimeError):  # the process is closing
+            self._pools[0].submit(_attempt, "tasks.revoked", send)
 
     def events_added(
         self, chat_key: str, number: int, *, types: frozenset[str] = frozenset(), later: bool = False
     ) -> None:
         """Announce that a chat has events up to ``number``; returns at once.
-
-        Several announcements of a chat that wait are published as one.
 
         Args:
             types: of the events; none: unknown.
@@ -167,50 +161,21 @@ class EventPublisher:
         """
         for listener in self.listeners:
             listener(chat_key, number, types)
-        with self._lock:
-            waits = chat_key in self._added
-            earlier = self._added[chat_key][1] if waits else types
-            # Of unknown types with known ones, not all are known.
-            self._added[chat_key] = (number, types | earlier if types and earlier else frozenset())
-        if waits:
-            return
-        send = partial(self._send_added, chat_key)
-        if not (later and self._later[0].add("events.added", send)):
-            self._submit("events.added", send)
+        self._announcer.added(chat_key, number, types, delay_seconds=_LATER_SECONDS if later else 0)
 
     def live(self, chat_key: str, event: Mapping[str, Any]) -> bool:
         """Publish a live event; returns at once. False when it was dropped, because too many wait."""
-        with self._lock:
-            if self._live_waiting >= _MOST_LIVE:
-                return False
-            self._live_waiting += 1
-        self._submit("events.live", partial(self._send_live, chat_key, event))
-        return True
+        return self._announcer.live(chat_key, event)
 
-    def _send_added(self, chat_key: str) -> None:
-        with self._lock:
-            added = self._added.pop(chat_key, None)
-        if added is not None:
-            self._announcer.added(chat_key, *added)
+    async def close(self) -> None:
+        """Finish running publications and accept no more, on the loop of the services."""
+        await asyncio.gather(asyncio.to_thread(self._close_pools), self._announcer.close())
 
-    def _send_live(self, chat_key: str, event: Mapping[str, Any]) -> None:
-        with self._lock:
-            self._live_waiting -= 1
-        self._announcer.live(chat_key, event)
-
-    def _submit(self, name: str, send: Callable[[], object]) -> None:
-        with suppress(RuntimeError):  # the process is closing; readers look by themselves
-            self._pool.submit(_attempt, name, send)
-
-    def close(self) -> None:
-        """Finish running publications and accept no more; live events that wait are dropped."""
+    def _close_pools(self) -> None:
         for pool in self._pools:
             pool.shutdown(wait=True, cancel_futures=True)
         for delayed in self._later:
             delayed.send_all()
-        for chat_key in list(self._added):
-            _attempt("events.added", partial(self._send_added, chat_key))
-        self._announcer.close()
 
     async def _publish(self, name: str, send: Callable[[], T], server: int = 0) -> T | None:
         return await asyncio.get_running_loop().run_in_executor(self._pools[server], _attempt, name, send)
@@ -236,30 +201,29 @@ class EventPublisher:
         return self._app.chats.order(chat_key)[0]
 
 
-class _DelayedEvents:
-    """Events that are published after a delay, in the order given."""
+class _DelayedRequests:
+    """Requests that are published after a delay, in the order given."""
 
-    def __init__(self, pool: ThreadPoolExecutor, *, seconds: float) -> None:
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
-        self._seconds = seconds
         self._waiting: deque[Callable[[], object]] = deque()
         self._lock = Lock()
 
     def add(self, name: str, send: Callable[[], object]) -> bool:
-        """Delay an event; False when too many wait."""
+        """Delay a request; False when too many wait."""
         if len(self._waiting) >= _MOST_LATER:
             return False
         self._waiting.append(partial(_attempt, name, send))
-        asyncio.get_running_loop().call_later(self._seconds, self._submit)
+        asyncio.get_running_loop().call_later(_LATER_SECONDS, self._submit)
         return True
 
     def send_all(self) -> None:
-        """Publish all waiting events in the calling thread."""
+        """Publish all waiting requests in the calling thread."""
         while self._waiting:
             self._send_oldest()
 
     def _submit(self) -> None:
-        with suppress(RuntimeError):  # the pool was closed, and ``close`` has published the event
+        with suppress(RuntimeError):  # the pool was closed, and ``close`` has published the request
             self._pool.submit(self._send_oldest)
 
     def _send_oldest(self) -> None:
