@@ -135,7 +135,7 @@ async def test_a_failure_is_logged_and_later_events_are_announced(
 @pytest.fixture
 def far_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep what is delayed from becoming due."""
-    monkeypatch.setattr(module, "_LATER_SECONDS", 600)
+    monkeypatch.setattr(module, "DEFER_SECONDS", 600)
 
 
 @pytest.mark.usefixtures("far_off")

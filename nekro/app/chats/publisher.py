@@ -47,8 +47,6 @@ T = TypeVar("T")
 _THREADS: Final = 2
 #: Most delayed requests; further ones are published without delay.
 _MOST_LATER: Final = 64
-#: Delay of what is published later.
-_LATER_SECONDS: Final = 2 * DEFER_SECONDS
 
 
 class EventPublisher:
@@ -161,7 +159,7 @@ class EventPublisher:
         """
         for listener in self.listeners:
             listener(chat_key, number, types)
-        self._announcer.added(chat_key, number, types, delay_seconds=_LATER_SECONDS if later else 0)
+        self._announcer.added(chat_key, number, types, delay_seconds=2 * DEFER_SECONDS if later else 0)
 
     def live(self, chat_key: str, event: Mapping[str, Any]) -> bool:
         """Publish a live event; returns at once. False when it was dropped, because too many wait."""
@@ -214,7 +212,7 @@ class _DelayedRequests:
         if len(self._waiting) >= _MOST_LATER:
             return False
         self._waiting.append(partial(_attempt, name, send))
-        asyncio.get_running_loop().call_later(_LATER_SECONDS, self._submit)
+        asyncio.get_running_loop().call_later(2 * DEFER_SECONDS, self._submit)
         return True
 
     def send_all(self) -> None:
