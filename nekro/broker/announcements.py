@@ -98,8 +98,8 @@ class _Added:
     types: frozenset[str]
 
     def join(self, number: int, types: frozenset[str]) -> None:
-        """Add later events; of unknown types with known ones, not all are known."""
-        self.number = number
+        """Add further events; of unknown types with known ones, not all are known."""
+        self.number = max(self.number, number)
         self.types = self.types | types if self.types and types else frozenset()
 
     def message(self) -> bytes:

@@ -16,6 +16,7 @@ from broker_config.settings import Settings
 from broker_config.topology import rounds_waiting
 from nekro.app.chats import publisher as module
 from nekro.app.chats.publisher import EventPublisher
+from nekro.base.loop_thread import LoopThread
 from nekro.broker.announcements import MOST_LIVE
 
 
@@ -149,6 +150,28 @@ async def test_closing_announces_the_delayed_events(channel: Channel, publisher:
     assert not publisher.live("one", {"number": 3})
     await asyncio.sleep(0.05)
     assert len(channel.numbers) == 2, "nothing is announced after the end"
+
+
+@pytest.mark.usefixtures("far_off")
+async def test_the_end_of_a_loop_announces_what_waits_and_closes_its_connection(
+    channel: Channel, publisher: EventPublisher, client: redis.Redis
+) -> None:
+    async def add() -> None:
+        publisher.events_added("other", 2, later=True)
+        publisher.events_added("other", 1, later=True)
+
+    thread = LoopThread("other")
+    thread.start()
+    asyncio.run_coroutine_threadsafe(add(), thread.loop).result(WAIT_SECONDS)
+    assert channel.numbers == []
+    await asyncio.to_thread(thread.stop)
+    await eventually(lambda: channel.numbers == [("other", 2)], what="the announcement")
+    await eventually(lambda: "publish" not in last_commands(client), what="the end of the connection")
+
+
+def last_commands(client: redis.Redis) -> list[str]:
+    """The last command of each connection."""
+    return [connection["cmd"] for connection in client.client_list()]
 
 
 @pytest.mark.usefixtures("far_off")
