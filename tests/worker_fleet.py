@@ -332,7 +332,8 @@ def build_fleet(
         "broker": {"url": redis_url, "key_prefix": f"t{uuid.uuid4().hex}:"},
         "database": {"url": database_url, "pool_timeout_seconds": WAIT_SECONDS},
         "security": {"signing_key": "test-signing-key"},
-        "workers": {"drain_seconds": 10},
+        # A call that code waits for no longer, on a busy machine, would end its program.
+        "workers": {"drain_seconds": 10, "wait_seconds": WAIT_SECONDS},
     }
     for name, value in overrides.items():
         values[name] = {**values.get(name, {}), **value} if isinstance(value, dict) else value

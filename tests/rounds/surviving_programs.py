@@ -171,9 +171,11 @@ class Survivors:
         return found
 
     async def _check(self, chat_key: str) -> None:
-        first, second = await self.rounds(chat_key, count=2)
+        first, *others = await self.rounds(chat_key, count=2)
         if self.tools_repeat and "OutcomeUnknownError" in f"{first.error} {first.output}":
             return
+        assert len(others) == 1, (first, *others, self.fleet.logs())
+        (second,) = others
         stops = (first.stop_type, second.stop_type)
         assert stops == (StopType.AGENT, StopType.NORMAL), (first, second, self.fleet.logs())
         self.interrupted[first.attempt - 1] += 1
