@@ -257,8 +257,9 @@ def test_filters_of_turns_are_in_the_address_for_others_reload_and_back(
         page.wait_for_function("() => location.hash.endsWith('state=done')")
         window.shown()
         # The list before is shown until the next one has come.
-        links = "[...document.querySelectorAll('main .list-link')]"
-        page.wait_for_function(f"() => {links}.every(one => one.textContent.endsWith('Done'))")
+        page.wait_for_function(
+            "() => [...document.querySelectorAll('main .list-link')].every(one => /Done$/.test(one.textContent))"
+        )
         assert 0 < rows.count() < every
         address = page.evaluate("location.hash")
         assert address == "#/turns?plugin=Ada.kitchen&state=done"
