@@ -258,7 +258,7 @@ def test_filters_of_turns_are_in_the_address_for_others_reload_and_back(
         window.shown()
         # The list before is shown until the next one has come.
         page.wait_for_function(
-            "() => [...document.querySelectorAll('main .list-link')].every(one => /Done$/.test(one.textContent))"
+            "() => [...document.querySelectorAll('main .list-link')].every(a => /Done$/.test(a.textContent))"
         )
         assert 0 < rows.count() < every
         address = page.evaluate("location.hash")
