@@ -69,7 +69,7 @@ class Announcer:
     def live(self, chat_key: str, event: Mapping[str, Any]) -> bool:
         """Publish an event that is not kept; returns at once. Call it on an event loop.
 
-        False: it was dropped, because too many wait.
+        False: it was dropped, because too many wait or the announcer was closed.
         """
         return not self._is_closed and self._outbox().add_live(chat_key, event)
 

@@ -151,7 +151,7 @@ class EventPublisher:
     def events_added(
         self, chat_key: str, number: int, *, types: frozenset[str] = frozenset(), later: bool = False
     ) -> None:
-        """Announce that a chat has events up to ``number``; returns at once.
+        """Announce that a chat has events up to ``number``; returns at once. Call it on an event loop.
 
         Args:
             types: of the events; none: unknown.
@@ -162,7 +162,10 @@ class EventPublisher:
         self._announcer.added(chat_key, number, types, delay_seconds=2 * DEFER_SECONDS if later else 0)
 
     def live(self, chat_key: str, event: Mapping[str, Any]) -> bool:
-        """Publish a live event; returns at once. False when it was dropped, because too many wait."""
+        """Publish a live event; returns at once. Call it on an event loop.
+
+        False: it was dropped, because too many wait or the publisher was closed.
+        """
         return self._announcer.live(chat_key, event)
 
     async def close(self) -> None:
