@@ -47,6 +47,11 @@ async def read(client: AsyncClient, headers: dict[str, str] | None = None, **par
     return Series.model_validate(answer.json())
 
 
+def summed(found: Series, *names: str) -> tuple[float, ...]:
+    """Return the sums of some figures of all points: the end of an hour may lie between them."""
+    return tuple(sum(getattr(point, name) for point in found.points) for name in names)
+
+
 async def test_a_day_is_shown_in_hours_and_more_than_three_days_in_days(fresh_fleet: Any) -> None:
     services = fresh_fleet.services()
     await fill(services.database)
@@ -57,7 +62,7 @@ async def test_a_day_is_shown_in_hours_and_more_than_three_days_in_days(fresh_fl
         async with Nekro(str(client.base_url), key=authorization) as nekro:
             days = await nekro.series(since=datetime.now(UTC) - timedelta(days=29))
     assert (hours.interval, days.interval) == ("hour", "day")
-    assert len(hours.points) in (24, 25) and len(days.points) == 30
+    assert len(hours.points) in (24, 25) and len(days.points) in (30, 31)
     for found in (hours, days):
         steps = {
             later.begins_at - one.begins_at
@@ -65,10 +70,10 @@ async def test_a_day_is_shown_in_hours_and_more_than_three_days_in_days(fresh_fl
         }
         assert steps == {timedelta(hours=1) if found is hours else timedelta(days=1)}
         assert found.points[0].begins_at == found.since and found.complete_since is None
-        (point,) = [one for one in found.points if one.turns]
-        assert (point.turns, point.failed, point.cancelled) == (2, 1, 0)
-        assert point.turn_p50_ms is not None and point.turn_p95_ms is not None
-        assert (point.prompt_tokens, point.completion_tokens, point.cost) == (20, 10, 1.0)
+        assert summed(found, "turns", "failed", "cancelled") == (2, 1, 0)
+        assert summed(found, "prompt_tokens", "completion_tokens", "cost") == (20, 10, 1.0)
+        for point in found.points:
+            assert (point.turn_p50_ms is not None) == (point.turn_p95_ms is not None) == (point.turns > 0)
 
 
 async def test_a_key_without_admin_sees_what_it_pays_for(fresh_fleet: Any) -> None:
@@ -86,7 +91,7 @@ async def test_a_key_without_admin_sees_what_it_pays_for(fresh_fleet: Any) -> No
         found = await read(client, headers)
         for other in refused:
             assert (await client.get("/api/v1/series", headers=other)).status_code == 403
-    assert [(one.turns, one.failed, one.prompt_tokens) for one in found.points if one.turns] == [(1, 0, 10)]
+    assert summed(found, "turns", "failed", "prompt_tokens") == (1, 0, 10)
 
 
 @pytest.mark.parametrize(
