@@ -259,7 +259,7 @@ async def test_a_program_that_takes_too_long_is_stopped_within_the_rest_of_the_t
     started = datetime.now(UTC) - timedelta(seconds=100)
     outcome = await play(
         code("print('on', flush=True)\nimport time\ntime.sleep(60)"),
-        agent=AgentSettings(turn_seconds=102.5),
+        agent=AgentSettings(turn_seconds=106),
         turn_started_at=started,
     )
     assert (outcome.report.stop_type, outcome.needs_follow_up) == (StopType.TIMEOUT, True)

@@ -135,7 +135,7 @@ def worker_that_runs(fleet: Fleet, name: str) -> Worker:
 
 
 async def until_quiet(
-    fleet: Fleet, lane: str = "methods", *, seconds: float = 30, what: str = "the acknowledgements"
+    fleet: Fleet, lane: str = "methods", *, seconds: float = WAIT_SECONDS, what: str = "the acknowledgements"
 ) -> None:
     """Wait until a lane has no queued and no held messages; a failure shows what is left."""
 

@@ -128,8 +128,12 @@ def test_a_call_that_ends_its_worker_fails_with_an_error(shell: Shell, method: s
     if method != "leave_long":
         assert runs(shell, method) == 1
     with redis.Redis(unix_socket_path=str(socket_path(shell.data_dir))) as client:
-        prefix = BrokerSettings().key_prefix
-        assert client.hlen(f"{prefix}unacked.{lane}") == client.zcard(f"{prefix}unacked.{lane}_index") == 0
+        key = f"{BrokerSettings().key_prefix}unacked.{lane}"
+        # A worker acknowledges a call after it has sent its result.
+        wait_until(
+            lambda: client.hlen(key) == client.zcard(f"{key}_index") == 0,
+            what="nothing to be delivered again",
+        )
 
 
 BESIDE = """

@@ -43,6 +43,10 @@ def test_a_job_shows_its_attempts_and_log_is_cancelled_and_starts_again(
         page.get_by_role("dialog").get_by_role("button", name="Cancel the job").click()
         again = page.get_by_role("button", name="Start again…")
         again.wait_for()
+        # The page reads the log beside the job.
+        for name in ("Attempts", "Log"):
+            table = page.get_by_role("table", name=name, exact=True)
+            table.get_by_text("Cancelled", exact=True).first.wait_for()
         assert texts(window, "Attempts", 6) == ["Cancelled"]
         shown = texts(window, "Log", 2)
         assert shown[0] == "Cancelled" and shown[-1] == "Started" and "INFO" in shown

@@ -339,7 +339,7 @@ def test_a_question_is_answered_by_a_button_in_its_chat(console: Console) -> Non
         answer = page.locator(".from-person", has_text="the big one").last
         assert answer.locator(".message-name").inner_text() == "ada"
         window.check()
-    assert console.turn(turn)["state"] == "done"
+    assert console.ended(turn)["state"] == "done"
 
 
 def test_a_question_without_choices_is_answered_on_the_page_of_its_turn(console: Console) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from console_world import LOOKS, PHONE, Console, Watched, axe_script, axe_violations
+from waiting import wait_until
 
 pytestmark = pytest.mark.extended
 
@@ -95,7 +96,8 @@ def addresses(console: Console) -> dict[str, str]:
         wait=60,
     )
     console.ended(turn)
-    console.say("shop", "Order carrots.", "order('carrots', amount=3)", wait=60)
+    shop = console.say("shop", "Order carrots.", "order('carrots', amount=3)", wait=60)
+    console.ended(shop)
     report = console.say("report", "Report.", f"send_msg_text(_ck, {REPORT!r})", wait=60)
     console.ended(report)
     declared = console.http.put(
@@ -197,9 +199,15 @@ def test_everything_is_reached_by_keyboard(console: Console, addresses: dict[str
         page.keyboard.press("Enter")
         page.locator(".call[open] .call-body").wait_for()
         page.keyboard.press("Escape")
-        page.keyboard.press("g")
-        page.keyboard.press("a")
+
+        def went() -> bool:
+            page.keyboard.press("g")  # the other key within 1.5 s
+            page.keyboard.press("a")
+            return "approvals" in page.url
+
+        wait_until(went, what="the page of approvals")
         page.get_by_role("heading", name="Approvals").wait_for()
+        window.shown()
         until("main .list-link")
         page.keyboard.press("Enter")
         page.locator(".approval").wait_for()

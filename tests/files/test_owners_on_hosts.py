@@ -51,7 +51,7 @@ async def services(hosts: TwoHosts) -> AsyncIterator[Services]:
 async def ask(services: Services, method: str, *args: Any, key: str = KEY) -> Any:
     """Call a method for a chat; returns its value."""
     envelope = await use_cases.invoke(
-        services, f"{key}.{method}", args, {}, chat_key="test-1", user_id="u", timeout_seconds=60
+        services, f"{key}.{method}", args, {}, chat_key="test-1", user_id="u", timeout_seconds=WAIT_SECONDS
     )
     return decode_value(envelope.value_bytes(), max_bytes=1 << 20)
 
@@ -74,7 +74,7 @@ async def test_a_job_runs_where_the_directory_is_and_goes_on_where_it_goes(
     async def has_noted() -> bool:
         return len(await ask(services, "entries")) > 5
 
-    await eventually(has_noted, what=hosts.logs, seconds=60)
+    await eventually(has_noted, what=hosts.logs)
     hosts.workers[owner, "pinned"].kill()
 
     async def has_ended() -> bool:
@@ -83,7 +83,7 @@ async def test_a_job_runs_where_the_directory_is_and_goes_on_where_it_goes(
         assert job is not None
         return job.state.is_final
 
-    await eventually(has_ended, what=hosts.logs, seconds=90)
+    await eventually(has_ended, what=hosts.logs)
     place, first, *texts = await ask(services, "entries")
     assert (place, first) == (other, "first")
     assert [text.split()[1] for text in texts] == [str(number) for number in range(12)]

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import pytest
 from hosts import opened
+from waiting import eventually
 
 from broker_config.settings import DatabaseSettings, FileSettings, SandboxSettings, Settings
 from nekro.app.areas.synced import SyncedAreas
@@ -451,9 +452,7 @@ async def test_prefetched_areas_are_there_before_the_run(machines: tuple[Machine
     one, two = machines
     await one.run("open('/app/shared/a', 'w').write('x')")
     two.areas.prefetch(CHAT, BOX)
-    async with asyncio.timeout(10):
-        while not (two.shared / "a").exists():
-            await asyncio.sleep(0.01)
+    await eventually((two.shared / "a").exists, what="the file of the other machine")
 
 
 async def test_a_run_commits_under_its_fence(machines: tuple[Machine, Machine]) -> None:

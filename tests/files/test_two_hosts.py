@@ -123,12 +123,12 @@ async def test_a_killed_round_leaves_the_version_of_the_round_before(
     hosts: TwoHosts, services: Services, chat_key: str
 ) -> None:
     await use_cases.receive_message(services, chat_key, "write it", user_id="u1", user_name="Ada")
-    await eventually(lambda: "of a round" in hosts.texts("a"), what=hosts.logs, seconds=60)
+    await eventually(lambda: "of a round" in hosts.texts("a"), what=hosts.logs)
     read = "print(open('/app/shared/note.txt').read())"
     assert (await run(services, read, chat_key)).output == "of a round\n"
 
     await use_cases.receive_message(services, chat_key, "half of it", user_id="u1", user_name="Ada")
-    await eventually(lambda: "half" in hosts.texts("a"), what=hosts.logs, seconds=60)
+    await eventually(lambda: "half" in hosts.texts("a"), what=hosts.logs)
     hosts.workers["a", "rounds"].kill()
     await asyncio.to_thread(hosts.start, "a", "rounds")
     assert (await run(services, read, chat_key)).output == "of a round\n"
@@ -137,7 +137,7 @@ async def test_a_killed_round_leaves_the_version_of_the_round_before(
 
 async def test_the_model_is_told_what_is_not_kept(hosts: TwoHosts, services: Services, chat_key: str) -> None:
     await use_cases.receive_message(services, chat_key, "leave a link", user_id="u1", user_name="Ada")
-    await eventually(lambda: "the model was told" in hosts.texts("a"), what=hosts.logs, seconds=60)
+    await eventually(lambda: "the model was told" in hosts.texts("a"), what=hosts.logs)
 
 
 async def test_more_files_than_the_quota_are_an_error_of_the_run(

@@ -337,7 +337,9 @@ async def test_a_lost_announcement_is_found_though_a_later_event_was_announced(
         # Only what was lost is sent again.
         await write(services, "other", "turn.started")
         await reader.hears("turns", "other")
-        assert reader.seen[1:] == [("chats", CHAT), ("jobs", CHAT), ("turns", "other")]
+        # The search for lost events, every 5 s, may find the first one before the second is announced.
+        assert sorted(reader.seen[1:3]) == [("chats", CHAT), ("jobs", CHAT)]
+        assert reader.seen[3:] == [("turns", "other")]
 
 
 async def test_a_ticket_reads_changes_and_nothing_else(

@@ -15,7 +15,7 @@ import pytest
 from gateway_server import served
 from key_ring import make_key
 from nekro_inside import run_inside
-from waiting import eventually
+from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet
 
 from nekro.cli.environment import environment_of
@@ -293,7 +293,7 @@ async def test_streamed_code_that_waits_wakes_the_agent_if_it_was_asked_to(
 async def asked_by_the_agent(clients: dict[str, AsyncClient], who: str, *, chat_key: str) -> tuple[Any, Any]:
     """Let the agent call a method that requires approval; returns the turn and the request."""
     chat = clients["coder"].chat(chat_key)
-    turn = (await chat.send(f"please pay {who}", user_id="u1", wait=30)).turn
+    turn = (await chat.send(f"please pay {who}", user_id="u1", wait=WAIT_SECONDS)).turn
     (row,) = (await clients["decider"].approvals.list(chat_key=chat_key, state="pending")).items
     return turn, row
 
@@ -305,7 +305,7 @@ async def test_a_turn_waits_for_a_person_until_the_decision(
     turn, row = await asked_by_the_agent(clients, "kim", chat_key="web-10")
     assert (turn.state, turn.waits_for, turn.error) == (TurnState.WAITING, [row.id], None)
     assert turn.rounds[-1].stop_type == "APPROVAL"
-    assert (await coder.turns.wait(turn.id, timeout_seconds=30)).waits_for == [row.id]
+    assert (await coder.turns.wait(turn.id, timeout_seconds=WAIT_SECONDS)).waits_for == [row.id]
     for state, ids in (("waiting", [turn.id]), ("done", []), ("running", [])):
         listed = (await chat.turns(state=TurnState(state))).items
         assert [(item.id, item.state, item.waits_for) for item in listed] == [

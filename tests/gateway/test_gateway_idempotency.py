@@ -259,7 +259,7 @@ async def test_a_request_keeps_its_lease_while_it_runs_and_stores_nothing_after_
     gateway: tuple[httpx.AsyncClient, Services], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, services = gateway
-    monkeypatch.setattr(idempotency, "_LEASE_SECONDS", 0.5)
+    monkeypatch.setattr(idempotency, "_LEASE_SECONDS", 2.0)
     request: Any = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(services=services)))
     begun, may_end = asyncio.Event(), asyncio.Event()
 

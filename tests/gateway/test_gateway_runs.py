@@ -236,7 +236,10 @@ async def test_a_streamed_run_is_one_of_the_streams_of_its_address(coders: Fleet
 
 
 async def test_a_run_ends_at_its_deadline_with_its_output(api: httpx.AsyncClient) -> None:
-    done = (await run(api, ENDLESS, timeout_seconds=4)).json()
+    for seconds in (4, 16, 64):  # a busy machine may need longer to begin it
+        done = (await run(api, ENDLESS, timeout_seconds=seconds)).json()
+        if done.get("output"):
+            break
     assert (done["stop_type"], done["output"]) == ("TIMEOUT", "begun\n")
 
 

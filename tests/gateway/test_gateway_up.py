@@ -104,7 +104,9 @@ def test_without_a_language_model_code_runs_and_turns_fail(fresh_fleet: Fleet, t
         code.write_text("print(echo(5))")
         done = alone.run("exec", str(code), variables={"NEKRO_URL": url})
         assert done.returncode == 0 and done.stdout.startswith("5\n"), done.stderr
-        posted = api.post("chats/c/messages", params={"wait": 30}, json={"text": "hello", "user_id": "u"})
+        posted = api.post(
+            "chats/c/messages", params={"wait": WAIT_SECONDS}, json={"text": "hello", "user_id": "u"}
+        )
         turn = api.get(f"turns/{posted.json()['turn_id']}").json()
         assert turn["state"] == "failed"
         assert "NEKRO_LLM__BASE_URL" in turn["error"]["text"]

@@ -211,7 +211,8 @@ async def test_a_reader_that_comes_midway_gets_words_from_their_beginning(agents
                 kinds.append(frame.event)
                 if frame.event == "message.delta" and frame.data["data"]["offset"] == 0:
                     words = frame.data["data"]["text"]
-                    SEEN["midway"].set()
+                    if "now now" in words:  # the model writes on, and all is sent again each second
+                        SEEN["midway"].set()
                 if frame.event == "message.sent":
                     assert frame.data["data"]["text"].startswith(words)
                     break

@@ -255,6 +255,12 @@ async def test_failures_are_retried_with_the_same_id_then_dead_lettered_and_repl
         await eventually(lambda: receiver.texts()[-1] == "active again", what="it goes on")
         assert "while inactive" not in receiver.texts()
 
+        async def is_recorded() -> bool:
+            return not await deliveries(http, webhook_id, state="waiting")
+
+        await eventually(is_recorded, what="the end of the last delivery")
+        assert (await http.delete(f"webhooks/{webhook_id}")).status_code == 204
+
 
 async def test_changes_of_subscriptions_are_recorded_without_secrets(
     fleet: Fleet, receiver: Receiver, chat_key: str

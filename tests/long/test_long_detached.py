@@ -40,7 +40,7 @@ def fleet(make_fleet: Callable[..., Any], tmp_path_factory: pytest.TempPathFacto
     system = make_fleet(
         llm={"script": script},
         agent={"lease_seconds": 2},
-        workers={"wait_seconds": 1},
+        workers={"wait_seconds": 8},
     )
     system.start("methods", "long", "rounds", concurrency=4)
     return system
@@ -248,7 +248,7 @@ async def test_a_blocking_method_moves_to_lane_long_and_back_by_command(
         return bool(await call("nap", 0.0) == "long")
 
     await eventually(routed, what=fleet.waiting_for("the next call in lane long"))
-    nap = asyncio.create_task(call("nap", 1.0))
+    nap = asyncio.create_task(call("nap", 5.0))
     assert await call("ping") == "methods"
     assert not nap.done(), "ordinary calls do not wait for it"
     assert await nap == "long"

@@ -32,8 +32,8 @@ PLUGINS = Path(__file__).parent / "pinned_plugins"
 def fleet(make_fleet: Callable[..., Any]) -> Any:
     return make_fleet(
         plugins={"dirs": (PLUGINS,)},
-        agent={"lease_seconds": 2},
-        broker={"visibility_timeout_seconds": 3},
+        agent={"lease_seconds": 6},
+        broker={"visibility_timeout_seconds": 6},
     )
 
 

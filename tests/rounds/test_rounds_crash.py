@@ -392,7 +392,7 @@ while not os.path.exists("shared/go"):
 
 
 async def test_the_end_of_a_round_is_recorded_although_the_database_was_busy(open_bench: OpenBench) -> None:
-    bench = await open_bench("sqlite", database={"pool_timeout_seconds": 0.1})
+    bench = await open_bench("sqlite", database={"pool_timeout_seconds": 1})
     await bench.say("chat", "hello")
     drain = asyncio.create_task(bench.drain(Model(WAIT)).drain("chat"))
     await bench.noted("tick in")
@@ -414,7 +414,7 @@ async def test_the_end_of_a_round_is_recorded_although_the_database_was_busy(ope
 
 
 async def test_a_round_that_lost_its_database_is_restarted(open_bench: OpenBench) -> None:
-    bench = await open_bench("sqlite", database={"pool_timeout_seconds": 0.1})
+    bench = await open_bench("sqlite", database={"pool_timeout_seconds": 1})
     await bench.say("chat", "hello")
     interrupted = asyncio.Event()
     sink = logger.add(lambda line: interrupted.set() if "round_interrupted" in line else None)

@@ -56,7 +56,7 @@ async def test_a_debounced_round_is_announced_when_it_is_due(kind: str, open_ben
     drain = bench.drain(Model(SAY))
     await bench.say("later", "hello")
     announced = announcements(bench)
-    await due_in(bench, "later", 1)
+    await due_in(bench, "later", 5)
     await drain.drain("later")
     assert states(await bench.rounds("later")) == ["requested"]
     await eventually(lambda: announced, what="the announcement")
@@ -184,8 +184,8 @@ async def test_another_worker_sweeps_when_the_sweeping_one_dies(bench: Bench) ->
 
         return sweep
 
-    first = sweeper(bench, note("w1"), seconds=1, owner="w1")
-    second = sweeper(bench, note("w2"), seconds=1, owner="w2")
+    first = sweeper(bench, note("w1"), seconds=3, owner="w1")
+    second = sweeper(bench, note("w2"), seconds=3, owner="w2")
     async with asyncio.timeout(WAIT_SECONDS):
         first.start()
         await swept["w1"].wait()

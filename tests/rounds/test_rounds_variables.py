@@ -65,7 +65,7 @@ async def test_the_next_turn_begins_without_them(bench: Bench) -> None:
 
 @pytest.mark.extended
 async def test_a_program_that_is_killed_leaves_those_of_the_program_before(open_bench: OpenBench) -> None:
-    bench = await open_bench("sqlite", sandbox={**KEEPS, "wall_seconds": 1})
+    bench = await open_bench("sqlite", sandbox={**KEEPS, "wall_seconds": 5})
     model = Model("x = 1\nexit(9)", "x = 2\nwhile True: pass", "print(x)")
     await bench.say("chat", "go")
     rounds = await bench.play("chat", bench.drain(model))

@@ -10,6 +10,7 @@ import pytest
 from round_bench import Bench, Model
 from sqlalchemy import update
 from test_rounds_approval import SAY, turn_ends
+from waiting import eventually
 
 from broker_config.settings import RetentionSettings
 from nekro.app.calls import waits as program_waits
@@ -367,6 +368,11 @@ print("brewed", wait_for_job(job_id))
     first = await play(bench, code)
     assert first.stop_type == StopType.WAITING, first.output
     await bench.noted("woke tea")
+
+    async def goes_on() -> bool:
+        return not await waits_of(bench)
+
+    await eventually(goes_on, what="the end of the call to be recorded")
     model, last = await go_on(bench)
     assert model.prompts == [] and last.output == "brewed tea\n"
     assert not any("returned" in text for text in await texts(bench)), "the program reads it, not the model"

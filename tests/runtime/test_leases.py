@@ -62,7 +62,7 @@ class World(DatabaseOutage):
     ) -> None:
         super().__init__(str(settings.url), proxy)
         # On SQLite the latter is how long a writer waits for the outage to end.
-        limits = {"transaction_timeout_seconds": 30, "pool_timeout_seconds": 5 if proxy else 0.1}
+        limits = {"transaction_timeout_seconds": 30, "pool_timeout_seconds": 5 if proxy else 0.5}
         self.clock = clock
         self.past = database
         self.database = Database(settings.model_copy(update=limits), path)

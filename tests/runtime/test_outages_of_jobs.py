@@ -61,7 +61,7 @@ async def world(
         proxy = CutProxy(kind_settings)
         settings = await proxy.start()
     outage = DatabaseOutage(str(settings.url), proxy)
-    limits = {"transaction_timeout_seconds": 1, "pool_timeout_seconds": 0.2}
+    limits = {"transaction_timeout_seconds": 1, "pool_timeout_seconds": 1}
     limited = Database(settings.model_copy(update=limits), tmp_path)
     background, recorder = BackgroundLoop(limited), RecordingPublisher()
     jobs = SqlJobs(limited, background, recorder)

@@ -145,7 +145,7 @@ async def test_closing_announces_the_delayed_events(channel: Channel, publisher:
     publisher.events_added("two", 1, later=True)
     publisher.events_added("two", 2, later=True)
     await publisher.close()
-    assert channel.numbers == [("one", 1), ("two", 2)]
+    await eventually(lambda: channel.numbers == [("one", 1), ("two", 2)], what="both announcements")
     publisher.events_added("one", 2)
     assert not publisher.live("one", {"number": 3})
     await asyncio.sleep(0.05)

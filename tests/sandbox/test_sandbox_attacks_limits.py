@@ -278,7 +278,7 @@ while not os.path.exists('/app/shared/alive'):
     "end", ["", "while True: pass", "agent()", "os._exit(1)", "os.write(3, b'garbage' * 9)"]
 )
 async def test_attack_L6_daemons_end_with_their_run(box: Lab, end: str) -> None:
-    await box.run(DAEMON + end, wall_seconds=1)
+    await box.run(DAEMON + end, wall_seconds=5)
     if end == "agent()":
         await box.run("")  # that result does not wait for the killed processes; the chat's next run does
     alive = box.shared() / "alive"

@@ -215,7 +215,7 @@ time.sleep(60)
     async with faulty_lab(tmp_path, started.append, **changes) as box:
         box.handlers["busy"] = wait_for_the_end
         box.handlers["large"] = lambda: "x" * (4 << 20)
-        result = await box.run(code, wall_seconds=1 if timer == "wall" else 60)
+        result = await box.run(code, wall_seconds=5 if timer == "wall" else 60)
     assert ended
     assert_ended_by(result, timer)
 

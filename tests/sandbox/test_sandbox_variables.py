@@ -127,7 +127,7 @@ async def test_nothing_is_kept_unless_it_is_asked_for(box: Lab) -> None:
 
 @pytest.mark.extended
 async def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:
-    async with lab(tmp_path, wall_seconds=1) as box:
+    async with lab(tmp_path, wall_seconds=3) as box:
         result = await left_by(box, "x = 1\nwhile True: pass")
         assert (result.stop_type, result.kept) == (StopType.TIMEOUT, None)
         forged = RAW + KEEP + 'frame(KEEP, 0, b\'[[],{"x":"1"}]\')\nwhile True: pass'

@@ -385,14 +385,13 @@ async def test_another_engine_of_the_process_does_not_release_the_locks_of_the_f
 async def test_transaction_that_takes_too_long_is_ended(
     leases: Leases, tmp_path: Path, migrated_settings: Any
 ) -> None:
-    settings = migrated_settings.model_copy(update={"transaction_timeout_seconds": 0.05})
-    database = Database(settings, tmp_path)
-    with pytest.raises(StorageUnavailableError, match="the limit of transactions"):
-        async with database.begin() as tx:
-            await leases.insert(tx, "a")
-            await asyncio.Event().wait()
-    assert await leases.names(database) == []
-    await database.dispose()
+    settings = migrated_settings.model_copy(update={"transaction_timeout_seconds": 1})
+    async with Database(settings, tmp_path) as limited, Database(migrated_settings, tmp_path) as database:
+        with pytest.raises(StorageUnavailableError, match="the limit of transactions"):
+            async with limited.begin() as tx:
+                await leases.insert(tx, "a")
+                await asyncio.Event().wait()
+        assert await leases.names(database) == []
 
 
 async def test_missing_schema_is_an_error_that_names_the_fix(

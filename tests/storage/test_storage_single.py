@@ -18,7 +18,7 @@ import uvloop
 from cut_proxy import CutProxy
 from loop_clock import LoopClock, time_passes
 from sqlalchemy import insert, select, text
-from waiting import WAIT_SECONDS
+from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import DatabaseSettings, StoreSettings
 from nekro_agent.errors import ConflictError, InvalidValueError, StorageUnavailableError
@@ -81,7 +81,11 @@ async def test_a_thousand_statements_and_transactions_at_once_stay_within_the_po
     assert await work == [str(number) for number in range(1000)]
     assert connections <= 3
     await database.dispose()
-    assert await asyncio.to_thread(_connections, migrated_settings) == 0
+
+    async def are_closed() -> bool:
+        return await asyncio.to_thread(_connections, migrated_settings) == 0
+
+    await eventually(are_closed, what="the server to end the connections")
 
 
 def _connections(settings: DatabaseSettings) -> int:

@@ -87,7 +87,7 @@ def catalogue_of(fleet: Fleet) -> FleetCatalogue:
 @pytest.fixture
 def fleet(make_fleet: Callable[..., Fleet]) -> Iterator[Fleet]:
     """A fleet of its own, on a database that another test of this module may have used."""
-    fleet = make_fleet(agent={"lease_seconds": 2})
+    fleet = make_fleet(agent={"lease_seconds": 6})
     yield fleet
     fleet.stop()
 

@@ -144,7 +144,7 @@ async def test_a_command_of_a_host_with_a_wrong_clock_reaches_the_workers(fleet:
     ended = await asyncio.to_thread(fleet.run, "doctor", "--json", variables=shifted_clock(HOUR))
     checks = {check["name"]: check for check in json.loads(ended.stdout)}
     assert "methods" in checks["workers"]["detail"], ended.stdout
-    assert "3600" in checks["clock of the database"]["detail"]
+    assert re.search(r"\b(3599|3600)\b", checks["clock of the database"]["detail"])
 
 
 @pytest.fixture(params=[HOUR, -HOUR], ids=["ahead", "behind"])

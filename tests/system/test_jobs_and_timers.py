@@ -51,7 +51,7 @@ def fleet(make_fleet: Callable[..., Any], tmp_path_factory: pytest.TempPathFacto
     system = make_fleet(
         plugins={"dirs": (PLUGINS,)},
         llm={"script": script},
-        agent={"lease_seconds": 2},
+        agent={"lease_seconds": 6},
         workers={"drain_seconds": 0.5},
         broker={"visibility_timeout_seconds": VISIBILITY_SECONDS},
     )
@@ -239,7 +239,7 @@ async def test_progress_of_a_call_is_a_row_among_the_jobs(fleet: Any, services: 
 
 async def test_timer_fires_once_with_two_sweepers(fleet: Any, services: Services) -> None:
     # Whole seconds, and a moment for the call itself.
-    due = int(time.time()) + 2
+    due = int(time.time()) + 5
     assert await timer.set_timer("tea", due, "pour the tea")
     assert await timer.set_timer("tea", due + 1, "drink the tea")
 

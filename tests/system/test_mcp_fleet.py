@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import redis
-from waiting import eventually
+from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet, build_fleet
 
 from nekro.app import use_cases
@@ -43,8 +43,11 @@ def fleet(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """Workers that run methods; a server is declared in the file."""
     directory = tmp_path_factory.mktemp("mcp")
     url = f"sqlite:///{directory / 'nekro.db'}"
-    lease = {"lease_seconds": 3}
-    fleet = build_fleet(directory, redis_server.url, url, plugins={"load_shipped": False}, agent=lease)
+    lease = {"lease_seconds": 6}
+    broker = {"visibility_timeout_seconds": 5}
+    fleet = build_fleet(
+        directory, redis_server.url, url, plugins={"load_shipped": False}, agent=lease, broker=broker
+    )
     data_dir = fleet.settings.data_dir
     data_dir.mkdir(parents=True, exist_ok=True)
     (data_dir / "mcp.json").write_text(
@@ -72,7 +75,7 @@ async def serves(services: Services, task: str) -> bool:
 
 async def call(services: Services, method: str, **arguments: Any) -> Any:
     envelope = await use_cases.invoke(
-        services, method, (), arguments, chat_key=CHAT, user_id=None, timeout_seconds=60, call_id=None
+        services, method, (), arguments, chat_key=CHAT, user_id=None, timeout_seconds=WAIT_SECONDS
     )
     return decode_value(envelope.value or "", max_bytes=1 << 20)
 

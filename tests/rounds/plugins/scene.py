@@ -43,8 +43,8 @@ async def hold(_ctx: AgentCtx, name: str) -> None:
 
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "snooze", "Takes longer than its caller waits")
 async def snooze(_ctx: AgentCtx, name: str) -> str:
-    """Return the name after three seconds."""
-    await asyncio.sleep(3)
+    """Return the name after ten seconds."""
+    await asyncio.sleep(10)
     note(f"woke {name}")
     return name
 
