@@ -661,7 +661,10 @@ async def test_a_claim_with_a_lost_confirmation_is_granted_again(
 
 
 async def test_a_call_that_ran_here_unrecorded_is_not_run_again_after_an_outage(
-    storage: Storage, claims: CallClaims, monkeypatch: pytest.MonkeyPatch
+    storage: Storage,
+    claims: CallClaims,
+    monkeypatch: pytest.MonkeyPatch,
+    logged: list[tuple[str, dict[str, Any]]],
 ) -> None:
     monkeypatch.setattr(claims_module, "GRACE_SECONDS", 0.2)
     made = invocation()
@@ -669,6 +672,7 @@ async def test_a_call_that_ran_here_unrecorded_is_not_run_again_after_an_outage(
     storage.go_away()
     with pytest.raises(OutcomeUnknownError, match="could not be recorded"):
         await claims.finish(held, made, envelope(made))
+    assert dict(logged)["call_end_not_recorded"]["call_id"] == made.call_id
     again = asyncio.create_task(claimed(claims, made))
     await asyncio.wait([again], timeout=1.0)
     storage.come_back()

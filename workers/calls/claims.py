@@ -261,8 +261,9 @@ class CallClaims:
                     return await self._record(claim, invocation, envelope, text, value)
                 except FencedError as exc:
                     return await self._recorded_before(claim, exc)
-            except StorageUnavailableError:
+            except StorageUnavailableError as exc:
                 # The method has run; a restart of the database must not lose its outcome.
+                logger.bind(call_id=claim.call_id, error=str(exc)).warning("call_end_not_recorded")
                 if time.monotonic() > give_up_at:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
