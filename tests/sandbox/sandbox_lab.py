@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import dataclasses
 import functools
 import json
 import os
@@ -29,6 +28,7 @@ from uuid import uuid4
 from broker_config.settings import SandboxSettings
 from nekro.sandbox.driver import SandboxDriver, SandboxSpec
 from nekro.sandbox.drivers.bwrap import BwrapDriver
+from nekro.sandbox.drivers.fork_server import imports_packages
 from nekro.sandbox.drivers.selection import build_driver
 from nekro.sandbox.manager import SandboxManager
 from nekro.sandbox.models import (
@@ -138,6 +138,7 @@ class Lab:
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
     reports: list[Any] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    _waited_for_packages: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.handlers |= {
@@ -159,7 +160,15 @@ class Lab:
             "methods": [method(name) for name in self.handlers],
             "dispatch": self.dispatch,
         }
-        return await self.manager.run(RunRequest(**{**values, **changes}))
+        request = RunRequest(**{**values, **changes})
+        if not self._waited_for_packages and imports_packages((request.code, *request.variables.values())):
+            await self.wait_for_packages()
+        return await self.manager.run(request)
+
+    async def wait_for_packages(self) -> None:
+        """Wait for the fork server of programs with packages, which takes a second to start."""
+        await _wait_for_fork_server(self.manager, self.areas, with_packages=True)
+        self._waited_for_packages = True
 
     async def attempts(self, code: str, **changes: Any) -> dict[str, list[str | None]]:
         """Run code that calls ``attempt``; returns its report."""
@@ -199,16 +208,21 @@ class Lab:
         )
 
 
-async def _wait_for_forks(manager: SandboxManager, areas: Areas) -> None:
-    """Wait for the fork servers, so that each test's runs are forked; where they do not work they are not."""
+async def _wait_for_fork_server(manager: SandboxManager, areas: Areas, *, with_packages: bool) -> None:
+    """Wait for a fork server, so that each test's runs are forked; where it does not work they are not."""
     driver = manager._driver
     if isinstance(driver, BwrapDriver) and driver.forks is not None:
-        spec = SandboxSpec(shared_dir=areas.shared_dir("x"), uploads_dir=areas.uploads_dir("x"), uid=0)
         base = read_base(driver._settings)
-        layers = () if base is None else (base.path,)
-        spec = dataclasses.replace(spec, layers=layers, preload=driver._settings.preload)
-        for server in driver.forks:
-            await server.ready(server.kind_of(spec))
+        spec = SandboxSpec(
+            shared_dir=areas.shared_dir("x"),
+            uploads_dir=areas.uploads_dir("x"),
+            uid=0,
+            layers=() if base is None else (base.path,),
+            preload=driver._settings.preload,
+            imports_packages=with_packages,
+        )
+        server = driver.forks.of(spec)
+        await server.ready(server.kind_of(spec))
 
 
 @asynccontextmanager
@@ -221,7 +235,7 @@ async def lab(
     # A driver of these settings without the proof, which has its own test.
     manager = SandboxManager(chosen, areas, driver=use or build_driver(chosen))
     await manager.start()
-    await _wait_for_forks(manager, areas)
+    await _wait_for_fork_server(manager, areas, with_packages=False)
     try:
         with nullcontext(name) if name else own_name(chosen) as own:
             yield Lab(settings=chosen, areas=areas, manager=manager, name=own)

@@ -36,6 +36,7 @@ async def forks(tmp_path: Path, bwrap_driver: BwrapDriver) -> AsyncIterator[Lab]
         server = server_of(made)
         if server.reason:
             pytest.skip(server.reason)
+        await made.wait_for_packages()
         yield made
 
 
