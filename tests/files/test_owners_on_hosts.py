@@ -20,6 +20,8 @@ from nekro.wire.values import decode_value
 pytestmark = pytest.mark.extended
 
 KEY = "tests.ledger"
+#: A job notes two in a second: long enough to see it and kill its owner.
+COUNTED = 40
 LANES = ("pinned", "long")
 
 
@@ -69,7 +71,7 @@ async def test_a_job_runs_where_the_directory_is_and_goes_on_where_it_goes(
     owner, *_ = await ask(services, "entries")
     other = "b" if owner == "a" else "a"
     await asyncio.to_thread(hosts.workers[owner, "long"].stop)  # the message comes from the other host
-    await ask(services, "count", "one", 12)
+    await ask(services, "count", "one", COUNTED)
 
     async def has_noted() -> bool:
         return len(await ask(services, "entries")) > 5
@@ -86,7 +88,7 @@ async def test_a_job_runs_where_the_directory_is_and_goes_on_where_it_goes(
     await eventually(has_ended, what=hosts.logs)
     place, first, *texts = await ask(services, "entries")
     assert (place, first) == (other, "first")
-    assert [text.split()[1] for text in texts] == [str(number) for number in range(12)]
+    assert [text.split()[1] for text in texts] == [str(number) for number in range(COUNTED)]
     assert {text.split()[3] for text in texts} == {owner, other}
 
 
