@@ -83,6 +83,7 @@ class Program:
     memory_bytes: int
     #: First process inside; the process itself when it is not isolated.
     first_pid: int
+    #: Of the first process; -1: it had ended when the start was complete, and with it all others inside.
     _pidfd: int
     _group: Group | None = None
     _hold: UserHold | None = None
@@ -109,7 +110,8 @@ class Program:
         """Kill every process of the program."""
         with contextlib.suppress(ProcessLookupError, OSError):
             if self.confinement.isolated:
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                if self._pidfd >= 0:
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             else:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -131,7 +133,8 @@ class Program:
         finally:
             # Also after a regular end: processes that it started may be left.
             self.kill()
-            os.close(self._pidfd)
+            if self._pidfd >= 0:
+                os.close(self._pidfd)
             await asyncio.shield(self._release(rest))
 
     async def _release(self, rest: list[asyncio.Task[None]]) -> None:
@@ -252,6 +255,7 @@ class ProgramStarter:
                 [*_limits(spec, has_group=group is not None), str(executable), *spec.command[1:]],
                 fds=[*fds, *by_fd.values()],
                 uid=hold.uid if self.root_mode else None,
+                may_end=True,  # who reads its output says how
             )
             return Program(
                 process=launched.process,

@@ -19,8 +19,10 @@ from nekro.extensions.mcp.client.faults import ServerFault
 from nekro.extensions.mcp.client.stdio import LineSplitter, TooLong
 from nekro.plugins.hooks import PluginHost
 from nekro.sandbox import programs
+from nekro.sandbox.drivers import isolated
 from nekro.sandbox.drivers.isolated import find_tools
 from nekro.sandbox.leftovers import own_id
+from nekro.sandbox.programs import ProgramSpec, ProgramStarter
 from nekro_agent.errors import (
     CallTimeoutError,
     MethodFailedError,
@@ -231,6 +233,28 @@ async def test_a_server_that_does_not_start_is_an_error_with_its_reason(
         brief = settings.model_copy(update={"plugins": PluginSettings(start_seconds=seconds)})
         async with opened(brief, odd_entry(mode)):
             pass
+
+
+async def test_a_server_that_ends_before_its_start_is_complete_says_why_and_stays_confined(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_first, unconfined = isolated._first_pid, []
+
+    async def find_late(*given: Any) -> int:
+        pid = await find_first(*given)
+        await eventually(lambda: not Path(f"/proc/{pid}").exists(), what="the end of the server")
+        return pid
+
+    async def start_unconfined(_: ProgramStarter, spec: ProgramSpec) -> None:
+        unconfined.append(spec)
+        raise OSError
+
+    monkeypatch.setattr(isolated, "_first_pid", find_late)
+    monkeypatch.setattr(ProgramStarter, "start_unconfined", start_unconfined)
+    with pytest.raises(ServerFault, match="exit code 3; its last words: no SECRET was given"):
+        async with opened(limited(settings, allow_unconfined=True), odd_entry("crash")):
+            pass
+    assert unconfined == []
 
 
 async def test_a_banner_on_the_output_is_skipped(settings: Settings) -> None:

@@ -184,7 +184,7 @@ _Launched = TypeVar("_Launched", bound=Launched)
 class IsolatedStart:
     """One start; ``on_failure`` undoes it, and ``descriptors`` closes what is open until it has ended."""
 
-    #: Host id of the first process inside, and its descriptor; from the end of ``run`` on.
+    #: Host id of the first process inside, and its descriptor; from the end of ``run`` on. -1: it has ended.
     first_pid: int
     pidfd: int
 
@@ -212,6 +212,7 @@ class IsolatedStart:
         *,
         fds: Sequence[int],
         uid: int | None,
+        may_end: bool = False,
     ) -> _Launched:
         """Start bubblewrap and, inside, a command; returns bubblewrap.
 
@@ -220,6 +221,7 @@ class IsolatedStart:
             arguments: bubblewrap's, without the command.
             fds: descriptors that the arguments name.
             uid: host user of the command; None: that of this service.
+            may_end: whether a command that has ended by now is no failure of the start.
         """
         sockets = _StartSockets(self.descriptors)
         # Arguments go through a socket: every user of the host can read the command line of a process.
@@ -236,9 +238,12 @@ class IsolatedStart:
         self.first_pid = await _first_pid(launched, sockets)
         try:
             self.pidfd = os.pidfd_open(self.first_pid)
-        except ProcessLookupError as exc:  # it has ended
-            raise SandboxUnavailableError(explain_start_failure(await launched.words())) from exc
-        self.on_failure.callback(_kill_and_close, self.pidfd)
+        except ProcessLookupError as exc:
+            if not may_end:
+                raise SandboxUnavailableError(explain_start_failure(await launched.words())) from exc
+            self.pidfd = -1
+        else:
+            self.on_failure.callback(_kill_and_close, self.pidfd)
         return launched
 
 
