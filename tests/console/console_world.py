@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import sqlite3
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 from code_model import CodeModel
 from gateway_process import GatewayProcess
 from key_ring import make_key
+from sqlalchemy import make_url
 from waiting import WAIT_SECONDS, wait_until
 from worker_fleet import Fleet, build_fleet
 
@@ -154,6 +156,14 @@ class Console:
             return tree if is_over else None
 
         return dict(wait_until(end, what=self.fleet.waiting_for("the end of the turn"), seconds=seconds))
+
+    @contextlib.contextmanager
+    def database(self) -> Iterator[sqlite3.Connection]:
+        """Write to the database past the product, in one transaction."""
+        path = make_url(self.fleet.settings.database.url or "").database
+        assert path is not None
+        with contextlib.closing(sqlite3.connect(path, timeout=WAIT_SECONDS)) as database, database:
+            yield database
 
     def call(self, method: str, chat_key: str = "trials", **kwargs: Any) -> Any:
         """Call a method; returns the answer."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from console_world import DESKTOP, PHONE, Console, axe_script, axe_violations
-from sqlalchemy import make_url
-from waiting import WAIT_SECONDS
 
 pytestmark = pytest.mark.extended
 
@@ -36,9 +32,7 @@ def ended(console: Console) -> None:
 
 def move_an_hour_back(console: Console, turn: str) -> None:
     """Let a turn have ended in the hour before, as turns do while a test runs over the end of an hour."""
-    path = make_url(console.fleet.settings.database.url or "").database
-    assert path is not None
-    with contextlib.closing(sqlite3.connect(path, timeout=WAIT_SECONDS)) as database, database:
+    with console.database() as database:
         for table, columns in (("rounds", ("requested_at", "finished_at")), ("spendings", ("created_at",))):
             earlier = (f"{one} = strftime('%Y-%m-%d %H:%M:%f000', {one}, '-1 hour')" for one in columns)
             changed = database.execute(

@@ -6,7 +6,6 @@ shown it as text.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sqlite3
 from typing import Any
@@ -15,8 +14,7 @@ from urllib.parse import quote
 import pytest
 import redis
 from console_world import Console
-from sqlalchemy.engine import make_url
-from waiting import WAIT_SECONDS, wait_until
+from waiting import wait_until
 
 from broker_config.keys import Keys
 
@@ -170,9 +168,7 @@ def leave_dead_letter(console: Console) -> None:
 
 def name_worker(console: Console) -> None:
     """List a worker with a hostile name and host beside the others, as a writer in the database can."""
-    path = make_url(console.fleet.settings.database.url or "").database
-    assert path is not None
-    with contextlib.closing(sqlite3.connect(path, timeout=WAIT_SECONDS)) as database, database:
+    with console.database() as database:
         database.row_factory = sqlite3.Row
         row = dict(database.execute("SELECT * FROM workers WHERE lane = 'methods'").fetchone())
         hostile = row | {"id": "hostile", "name": attack("worker-name"), "host": attack("worker-host")}

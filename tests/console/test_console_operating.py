@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sqlite3
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,9 +11,7 @@ import pytest
 import redis
 from code_model import UNREPORTED
 from console_world import PHONE, Console, Watched
-from sqlalchemy import make_url
 from trace_collector import Collector
-from waiting import WAIT_SECONDS
 
 from broker_config.app import create_app
 from broker_config.keys import Keys
@@ -142,9 +138,7 @@ def test_a_turn_links_to_its_trace(
 
 def drop_tool_calls(console: Console, turn_id: str) -> None:
     """Make the events of a turn those of a worker of 0.2.0 that kept no calls of tools."""
-    path = make_url(console.fleet.settings.database.url or "").database
-    assert path is not None
-    with contextlib.closing(sqlite3.connect(path, timeout=WAIT_SECONDS)) as database, database:
+    with console.database() as database:
         database.execute(
             """UPDATE chat_events SET data = '{"tool_calls_kept": false, ' || substr(data, 2)
             WHERE turn_id = ? AND type = 'code.ready'""",

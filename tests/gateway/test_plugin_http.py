@@ -64,6 +64,11 @@ async def until_served(client: httpx.AsyncClient, *paths: str) -> None:
         await eventually(answers, what=f"{path} is served")
 
 
+async def has_no_worker(client: httpx.AsyncClient, path: str) -> bool:
+    answer = await client.get(path)
+    return answer.status_code == 503 and answer.json()["code"] == "no_worker"
+
+
 @pytest.mark.extended
 async def test_published_kinds_of_routes_work(client: httpx.AsyncClient) -> None:
     index = await client.get("/plugins/Ada.web_shop/")
@@ -347,14 +352,13 @@ async def test_a_blocking_plugin_stops_only_its_own_routes(
     assert (await client.post("/api/webhook/pages")).json()["success"]
     assert (await blocked).json()["code"] == "plugin_timeout"
 
-    async def is_withdrawn() -> bool:
-        answer = await hasty.get("/plugins/Ada.web_bad/closed")
-        return answer.status_code == 503 and answer.json()["code"] == "no_worker"
-
     async def is_back() -> bool:
         return (await hasty.get("/plugins/Ada.web_bad/closed")).status_code == 200
 
-    await eventually(is_withdrawn, what="gateways do not ask the blocked server")
+    await eventually(
+        lambda: has_no_worker(hasty, "/plugins/Ada.web_bad/closed"),
+        what="gateways do not ask the blocked server",
+    )
     await eventually(is_back, what="the server is asked again")
     log = "".join(worker.log.read_text() for worker in fleet.workers)
     assert "plugin_routes_block" in log
@@ -409,11 +413,10 @@ async def test_a_plugin_that_ends_its_process_does_not_hurt_calls_and_comes_back
     called = await asyncio.to_thread(fleet.run, "call", "increase")
     assert called.returncode == 0, called.stderr
 
-    async def has_none() -> bool:
-        answer = await client.get("/plugins/Ada.web_shop/numbers")
-        return answer.status_code == 503 and answer.json()["code"] == "no_worker"
-
-    await eventually(has_none, what="the lease of the dead worker is over")
+    await eventually(
+        lambda: has_no_worker(client, "/plugins/Ada.web_shop/numbers"),
+        what="the lease of the dead worker is over",
+    )
     await asyncio.to_thread(fleet.start, "long")
     await until_served(client, "/plugins/Ada.web_shop/numbers")
 

@@ -600,19 +600,16 @@ async def test_runs_leave_nothing_behind(forks: Lab) -> None:
     template = template_of(forks)
     keeper = parent_of(template)
     endings = ("print(1)", "1 / 0", "import os\nos.abort()", "import os\nif os.fork() == 0:\n    os.setsid()")
+    *_, resting, _ = state_of(template, keeper)
     for code in endings:
         await forks.run(code)
+    await until(lambda: state_of(template, keeper)[-2] == resting)  # the processes of the four have ended
     await asyncio.sleep(0.2)
     before = state_of(template, keeper)
     for number in range(100):
         await forks.run(endings[number % len(endings)])
     assert template_of(forks) == template
-
-    def is_less() -> bool:
-        pairs = zip(state_of(template, keeper), before, strict=True)
-        return all(now <= then for now, then in pairs)  # the count may have met something of the four runs
-
-    await until(is_less)
+    await until(lambda: state_of(template, keeper) == before)
 
 
 def state_of(template: int, keeper: int) -> list[int]:

@@ -137,6 +137,11 @@ async def opened(fleet: Fleet) -> AsyncIterator[Services]:
         await services.close()
 
 
+async def serves(services: Services, method: str) -> bool:
+    await services.read_catalogue()
+    return method in services.registry
+
+
 async def call(services: Services, method: str) -> object:
     envelope = await use_cases.invoke(
         services, method, (), {}, chat_key="slow", user_id="u1", timeout_seconds=WAIT_SECONDS
@@ -147,12 +152,7 @@ async def call(services: Services, method: str) -> object:
 async def test_a_slow_import_delays_no_other_plugin_and_is_taken_up_later(world: World) -> None:
     world.fleet.start("methods")
     async with opened(world.fleet) as services:
-
-        async def is_served() -> bool:
-            await services.read_catalogue()
-            return "quick" in services.registry
-
-        await eventually(is_served, what="the quick plugin")
+        await eventually(lambda: serves(services, "quick"), what="the quick plugin")
         assert await call(services, "quick") == "quick"
         (waiting,) = [entry for entry in (await services.read_catalogue()).plugins if entry.key == "a_slow"]
         assert waiting.status is PluginStatus.STARTING
@@ -180,12 +180,7 @@ async def test_a_call_waits_for_a_worker_that_has_imported_its_plugin(world: Wor
     world.fleet.start("methods", "methods")
     (world.folder / "go").touch()
     async with opened(world.fleet) as services:
-
-        async def is_served() -> bool:
-            await services.read_catalogue()
-            return "slow" in services.registry
-
-        await eventually(is_served)
+        await eventually(lambda: serves(services, "slow"))
         assert "slow" in world.inits()
         assert world.inits().count("slow") == 1
         calls = [asyncio.create_task(call(services, "slow")) for _ in range(40)]
