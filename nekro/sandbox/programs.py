@@ -43,7 +43,7 @@ from nekro.sandbox.limits.cgroups import Cgroups, Group, find_cgroups
 from nekro.sandbox.limits.processes import processes_beside, usage_of
 from nekro.sandbox.users import UserHold, hold_user
 from nekro_agent.durations import PROGRAM_SECONDS
-from nekro_agent.errors import SandboxUnavailableError
+from nekro_agent.errors import InvalidValueError, SandboxUnavailableError
 from nekro_agent.execution.tied_process import tied_to_this_process
 from nekro_agent.files import safe_files
 
@@ -181,7 +181,7 @@ class ProgramStarter:
 
         Raises:
             SandboxUnavailableError: it cannot be started, or not be isolated.
-            InvalidValueError: it would see a secret of the host.
+            InvalidValueError: it would see a secret of the host, or names what this host does not have.
         """
         if not self._has_swept:
             self._has_swept = True
@@ -189,7 +189,7 @@ class ProgramStarter:
                 logger.bind(count=ended).warning("sandbox_orphans_ended")
         for path in spec.files:
             if not path.exists():
-                raise SandboxUnavailableError(f"the declared path {path} does not exist on this host")
+                raise InvalidValueError(f"the declared path {path} does not exist on this host")
         executable = await asyncio.to_thread(_find_executable, spec)
         hold = hold_user(spec.key, settings=self._settings)
         try:
@@ -202,7 +202,8 @@ class ProgramStarter:
         """Start a program without isolation, in its own session.
 
         Raises:
-            SandboxUnavailableError: there is no such program.
+            InvalidValueError: there is no such program.
+            SandboxUnavailableError: it cannot be started.
         """
         executable = await asyncio.to_thread(_find_executable, spec)
         variables = environment_inside(spec, executable) | {"HOME": str(spec.home)}
@@ -247,7 +248,7 @@ class ProgramStarter:
                 zero_device=group is not None,
             )
             if "\0" in "".join(arguments):  # a value would become further arguments
-                raise SandboxUnavailableError("its declaration has a value with a NUL character")
+                raise InvalidValueError("its declaration has a value with a NUL character")
             launched = await start.run(
                 partial(_launch, mark=mark),
                 self.tools,
@@ -320,12 +321,12 @@ def _find_executable(spec: ProgramSpec) -> Path:
     """Return the path of the program's executable on the host.
 
     Raises:
-        SandboxUnavailableError: there is none; the message names it.
+        InvalidValueError: there is none; the message names it.
     """
     name = spec.command[0]
     found = shutil.which(name, path=spec.environment.get("PATH"))
     if found is None:
-        raise SandboxUnavailableError(
+        raise InvalidValueError(
             f"there is no program {name!r} on this host; install it, or give its absolute path"
         )
     return Path(found).absolute()

@@ -25,6 +25,7 @@ from nekro.sandbox.leftovers import own_id
 from nekro.sandbox.programs import ProgramSpec, ProgramStarter
 from nekro_agent.errors import (
     CallTimeoutError,
+    InvalidValueError,
     MethodFailedError,
     OutcomeUnknownError,
     SandboxUnavailableError,
@@ -157,7 +158,7 @@ async def test_a_value_with_a_nul_character_adds_no_argument_of_the_sandbox(
         key="nul", command=("/usr/bin/true",), environment={"A": "b\0--ro-bind\0/etc\0/mnt"}, home=tmp_path,
         files={}, secrets={}, network=False, memory_bytes=1 << 30, max_processes=16,
     )  # fmt: skip
-    with pytest.raises(SandboxUnavailableError, match="NUL character"):
+    with pytest.raises(InvalidValueError, match="NUL character"):
         await programs.ProgramStarter(settings.sandbox).start(spec)
 
 
@@ -235,22 +236,47 @@ async def test_a_server_that_does_not_start_is_an_error_with_its_reason(
             pass
 
 
-async def test_a_server_that_ends_before_its_start_is_complete_says_why_and_stays_confined(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def unconfined(monkeypatch: pytest.MonkeyPatch) -> list[ProgramSpec]:
+    """What would be started without isolation."""
+    specs: list[ProgramSpec] = []
+
+    async def start_unconfined(_: ProgramStarter, spec: ProgramSpec) -> None:
+        specs.append(spec)
+        raise OSError
+
+    monkeypatch.setattr(ProgramStarter, "start_unconfined", start_unconfined)
+    return specs
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        (odd_entry(files={"/no/such/path": "ro"}), "/no/such/path does not exist on this host"),
+        ({"command": "no-such-program"}, "there is no program 'no-such-program'"),
+    ],
+    ids=["path", "program"],
+)
+async def test_a_server_whose_declaration_does_not_fit_the_host_is_not_started_without_isolation(
+    settings: Settings, unconfined: list[ProgramSpec], entry: dict[str, Any], text: str
 ) -> None:
-    find_first, unconfined = isolated._first_pid, []
+    with pytest.raises(ServerFault, match=text):
+        async with opened(limited(settings, allow_unconfined=True), entry):
+            pass
+    assert unconfined == []
+
+
+async def test_a_server_that_ends_before_its_start_is_complete_says_why_and_stays_confined(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, unconfined: list[ProgramSpec]
+) -> None:
+    find_first = isolated._first_pid
 
     async def find_late(*given: Any) -> int:
         pid = await find_first(*given)
         await eventually(lambda: not Path(f"/proc/{pid}").exists(), what="the end of the server")
         return pid
 
-    async def start_unconfined(_: ProgramStarter, spec: ProgramSpec) -> None:
-        unconfined.append(spec)
-        raise OSError
-
     monkeypatch.setattr(isolated, "_first_pid", find_late)
-    monkeypatch.setattr(ProgramStarter, "start_unconfined", start_unconfined)
     with pytest.raises(ServerFault, match="exit code 3; its last words: no SECRET was given"):
         async with opened(limited(settings, allow_unconfined=True), odd_entry("crash")):
             pass
