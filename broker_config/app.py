@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final
+from weakref import WeakSet
 
 import celery
 from celery import Celery
@@ -51,6 +52,8 @@ class NekroApp(Celery):  # type: ignore[misc]
     lane: str | None = None
     #: Place of its broker in ``servers``.
     server: int = 0
+    #: Its result backends: Celery makes one for each thread.
+    backends: WeakSet[Any]
     #: Whether the worker of this process will have more tasks soon: the import of a plugin still runs.
     awaits_plugins: Callable[[], bool] = staticmethod(lambda: False)
     #: On a worker: takes a task's name, id and argument. Returns what a recorded call returned, or its error;
@@ -107,8 +110,10 @@ class NekroApp(Celery):  # type: ignore[misc]
             for group in (pools.producers, pools.connections):
                 with suppress(KeyError):
                     del group[connection]
-        if self._backend is not None:
-            self._backend.disconnect()
+        if "amqp" in vars(self):
+            self.amqp.drop_producers()
+        for backend in tuple(self.backends):
+            backend.disconnect()
         for app in vars(self).get("servers", ())[1:]:
             app.close()
         super().close()
@@ -153,7 +158,7 @@ def create_app(settings: Settings, *, lane: str | None = None) -> NekroApp:
         events="nekro.broker.celery.worker:BufferingEvents",
         task_cls="nekro.broker.celery.tasks:PrivateTask",
     )
-    app.nekro_settings, app.lane = settings, lane
+    app.nekro_settings, app.lane, app.backends = settings, lane, WeakSet()
     app.steps["consumer"].add("nekro.broker.delivery.leases:LeaseStep")
     app.steps["consumer"].add("nekro.broker.celery.further_servers:FurtherServersStep")
     app.steps["consumer"].add("nekro.broker.celery.remote_control:RevocationStep")

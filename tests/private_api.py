@@ -109,7 +109,7 @@ USES: Final = (
                     "connection_for_write": "(self, url=, **kwargs)",
                     "finalize": "(self, auto=)",
                 },
-                inherits="_backend _pool _tasks finalized",
+                inherits="_pool _tasks amqp finalized",
             ),
         ),
     ),
@@ -180,10 +180,11 @@ USES: Final = (
     ),
     Use(
         module="nekro.broker.celery.tasks",
-        why="Signs what is sent, hides arguments, and frees the body of a call that waits.",
+        why="Signs what is sent, hides arguments, frees a waiting call's body, forgets producers.",
         tests=(
             "tests/pool/test_fast_path.py::test_unsupported_message_options_are_refused_by_the_sender",
             "tests/pool/test_pool_jobs.py::test_events_cover_every_task_without_its_arguments",
+            "tests/workers/test_services_end.py::test_closed_services_leave_no_descriptor_open",
         ),
         imports=("celery.app.amqp:AMQP celery.utils.saferepr:saferepr celery.worker.request:Request"),
         private="_decoded_cache _raw",
@@ -200,7 +201,7 @@ USES: Final = (
                         "kwargsrepr=, stamped_headers=, replaced_task_nesting=, **options)"
                     ),
                 },
-                inherits="app",
+                inherits="_producer_pool app",
             ),
             Subclass(
                 name="PrivateRequest",

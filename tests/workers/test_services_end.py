@@ -38,8 +38,11 @@ async def test_closed_services_leave_no_descriptor_open(
 ) -> None:
     settings = make_settings(database=migrated_copy("sqlite").model_dump())
 
+    kept = []  # what refers to closed services leaves nothing open either
+
     async def open_and_close() -> None:
         services = Services.load(settings, role=CALLER)
+        kept.append(services)
         await services.start()
         assert services._caller is not None and services._caller._servers is not None
         await services._caller._servers._subscriptions[0].settle()  # not closed while it connects

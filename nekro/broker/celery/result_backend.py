@@ -92,6 +92,7 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         #: Results that callers wait for; a primary that was replaced may have lost them.
         self._repeats: Repeats[_Stored] = Repeats(endpoint.primary, self._repeat)
         self._links: WeakKeyDictionary[asyncio.AbstractEventLoop, RedisLink] = WeakKeyDictionary()
+        self.app.backends.add(self)
 
     def at(self, server: int) -> ReplyBackend:
         """Return the backend of the server that delivered a task; callers listen there for its result."""

@@ -163,6 +163,10 @@ class PrivateAMQP(AMQP):  # type: ignore[misc]
 
     Connection = ClaimConnection
 
+    def drop_producers(self) -> None:
+        """Forget the producers of closed connections: their channels keep descriptors open."""
+        self._producer_pool = None
+
     def signed_task(
         self,
         task_id: str,
